@@ -118,19 +118,19 @@ def orders_twice(honest: Rule) -> Rule:
 
 
 def deletes_what_is_published(honest: Rule) -> Rule:
-    def published(self: WeightDirector, event: Any, out: Any) -> None:
-        honest(self, event, out)
+    def published(self: WeightDirector, event: Any) -> None:
+        honest(self, event)
         if event.job is not None:
-            out.append(DeleteVersion(event.version))
+            self._state.out.append(DeleteVersion(event.version))
 
     return published
 
 
 def drops_what_is_needed(honest: Rule) -> Rule:
-    def need(self: WeightDirector, event: Any, out: Any) -> None:
-        honest(self, event, out)
+    def need(self: WeightDirector, event: Any) -> None:
+        honest(self, event)
         held = [h.instance for h in self._state.holders.values() if event.version in h.offered]
-        out.extend(DropVersion(instance, event.version) for instance in held)
+        self._state.out.extend(DropVersion(instance, event.version) for instance in held)
 
     return need
 
@@ -144,12 +144,13 @@ def forgets_what_is_needed(honest: Rule) -> Rule:
 
 
 def offers_before_it_is_there(honest: Rule) -> Rule:
-    def pull(self: PullScheduler, holder: Any, record: Any, out: Any) -> None:
-        honest(self, holder, record, out)
+    def pull(self: PullScheduler, holder: Any, record: Any) -> None:
+        honest(self, holder, record)
         if record.version in holder.pulling:
             holder.pulling.discard(record.version)
             holder.offered[record.version] = None
-            out.append(VersionOffered(self._state.now_s, holder.instance, record.version))
+            offered = VersionOffered(self._state.now_s, holder.instance, record.version)
+            self._state.out.append(offered)
 
     return pull
 

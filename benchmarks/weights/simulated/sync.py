@@ -14,7 +14,6 @@ from slackwater.control.rollout.events import InstanceJoined, VersionRecalled
 from slackwater.control.weights import commands as do
 from slackwater.control.weights import events as on
 from slackwater.control.weights.director import WeightDirector
-from slackwater.control.weights.routes import Routes
 from slackwater.model.ids import InstanceId, JobId, NodeId
 from slackwater.model.instance import InstanceKind, InstanceSpec
 from slackwater.model.payload import Payload
@@ -68,7 +67,7 @@ class WeightWorld:
     def __init__(self, scenario: LinkScenario) -> None:
         self._scenario = scenario
         source = FlatSource() if scenario.flat else TreeSource()
-        self.director = WeightDirector(Routes(source=source))
+        self.director = WeightDirector(source)
         nodes, engines = scenario.nodes, scenario.engines_per_node
         if scenario.flat:  # no relay is shared: every engine is on its own
             nodes, engines = nodes * engines, 1

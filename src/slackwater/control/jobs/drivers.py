@@ -39,8 +39,6 @@ from slackwater.model.ids import JobId, TenantId
 from slackwater.model.job import JobProfile, JobTerms
 from slackwater.model.job_life import JobStage
 
-Out = list[DriverCommand]
-
 DRIVER = "driver:"  # of the names of its timers; a job follows
 MOST_CRASHES = 5
 BACKOFF = RestartPolicy(first_s=0.5, longest_s=60.0)
@@ -78,22 +76,22 @@ class DriverRegistry:
 
     def __init__(self) -> None:
         self._drivers: dict[JobId, JobDriver] = {}
+        self._out: list[DriverCommand] = []
 
     def handle(self, event: DriverEvent) -> Sequence[DriverCommand]:
-        out: Out = []
+        self._out = []
         if isinstance(event, DriverSubmitted):
-            self._submit(event, out)
+            self._submit(event)
         elif isinstance(event, DriverAdopted):
-            self._adopt(event, out)
+            self._adopt(event)
         else:
             if isinstance(event, TimerFired):
                 job = JobId(event.name.removeprefix(DRIVER))
             else:
                 job = event.job
-            driver = self._drivers.get(job)
-            if driver is not None:
-                self._continue(driver, event, out)
-        return out
+            if (driver := self._drivers.get(job)) is not None:
+                self._continue(driver, event)
+        return self._out
 
     # ---- queries ----
     def find(self, job: JobId) -> JobDriver | None:
@@ -101,7 +99,7 @@ class DriverRegistry:
         return self._drivers.get(job)
 
     # ---- life ----
-    def _submit(self, event: DriverSubmitted, out: Out) -> None:
+    def _submit(self, event: DriverSubmitted) -> None:
         known = self._drivers.get(event.job)
         if known is not None and known.stage is not DriverStage.OVER:
             return
@@ -109,9 +107,9 @@ class DriverRegistry:
         if known is not None:
             driver.attempt = known.attempt  # an attempt's number is used once
         self._drivers[event.job] = driver
-        out.append(driver.submission(event.now_s))
+        self._out.append(driver.submission(event.now_s))
 
-    def _adopt(self, event: DriverAdopted, out: Out) -> None:
+    def _adopt(self, event: DriverAdopted) -> None:
         if event.job in self._drivers:
             return
         driver = JobDriver(event.job, event.tenant, event.terms, event.profile)
@@ -120,84 +118,77 @@ class DriverRegistry:
         if event.over is not None:
             driver.stage = DriverStage.LEAVING if event.lives else DriverStage.OVER
             if event.lives:
-                out.append(EndDriver(event.job, event.attempt))
+                self._out.append(EndDriver(event.job, event.attempt))
             return
         if event.lives:
             driver.stage = DriverStage.RUNNING
-        out.append(driver.submission(event.now_s))
+        self._out.append(driver.submission(event.now_s))
 
     def _continue(
-        self, driver: JobDriver, event: ProgressEvent | IterationDone | TimerFired, out: Out
+        self, driver: JobDriver, event: ProgressEvent | IterationDone | TimerFired
     ) -> None:
         match event:
             case DriverDue(now_s):
                 driver.due = driver.stage is DriverStage.WAITING
-                self._start(driver, now_s, out)
+                self._start(driver, now_s)
             case TimerFired(now_s):
-                self._start(driver, now_s, out)
+                self._start(driver, now_s)
             case DriverUndue(_, _, stage, reason):
-                self._end(driver, stage, reason, out)
+                self._end(driver, stage, reason)
             case DriverEnded():
                 if event.attempt == driver.attempt:
-                    self._record_end(driver, event, out)
+                    self._record_end(driver, event)
             case IterationDone():
                 driver.crashes = 0
             case StopAsked(now_s):
-                self._stop(driver, now_s, out)
+                self._stop(driver, now_s)
             case ResumeAsked(now_s):
                 if driver.stage is DriverStage.OVER:
                     driver.stage, driver.over, driver.reason = DriverStage.WAITING, None, ""
                     driver.crashes, driver.earliest_s, driver.due = 0, 0.0, False
-                    self._keep(driver, out)
-                    out.append(driver.submission(now_s))
+                    self._keep(driver)
+                    self._out.append(driver.submission(now_s))
             case _:
                 assert_never(event)
 
-    def _start(self, driver: JobDriver, now_s: float, out: Out) -> None:
+    def _start(self, driver: JobDriver, now_s: float) -> None:
         if driver.stage is not DriverStage.WAITING or not driver.due:
             return
         if now_s < driver.earliest_s:
-            out.append(SetTimer(DRIVER + driver.job, driver.earliest_s))
+            self._out.append(SetTimer(DRIVER + driver.job, driver.earliest_s))
             return
         driver.stage, driver.due = DriverStage.RUNNING, False
         driver.attempt += 1
-        self._keep(driver, out)
-        out.append(StartDriver(driver.job, driver.attempt))
+        self._keep(driver)
+        self._out.append(StartDriver(driver.job, driver.attempt))
 
-    def _stop(self, driver: JobDriver, now_s: float, out: Out) -> None:
-        reason = "its owner stopped it"
-        match driver.stage:
-            case DriverStage.WAITING:
-                self._end(driver, JobStage.STOPPED, reason, out)
-                out.append(JobEnded(now_s, driver.job, "stopped", reason))
-            case DriverStage.RUNNING:
-                self._end(driver, JobStage.STOPPED, reason, out)
-            case DriverStage.LEAVING | DriverStage.OVER:
-                pass
+    def _stop(self, driver: JobDriver, now_s: float) -> None:
+        reason, waits = "its owner stopped it", driver.stage is DriverStage.WAITING
+        self._end(driver, JobStage.STOPPED, reason)
+        if waits:
+            self._out.append(JobEnded(now_s, driver.job, "stopped", reason))
 
-    def _end(self, driver: JobDriver, stage: JobStage, reason: str, out: Out) -> None:
+    def _end(self, driver: JobDriver, stage: JobStage, reason: str) -> None:
         """Start no process for it any more; it is over once the last one has ended."""
         if driver.stage in (DriverStage.LEAVING, DriverStage.OVER):
             return
+        runs = driver.stage is DriverStage.RUNNING
+        driver.stage = DriverStage.LEAVING if runs else DriverStage.OVER
         driver.over, driver.reason = stage, reason
-        if driver.stage is DriverStage.RUNNING:
-            driver.stage = DriverStage.LEAVING
-            self._keep(driver, out)
-            out.append(EndDriver(driver.job, driver.attempt))
-        else:
-            driver.stage = DriverStage.OVER
-            self._keep(driver, out)
+        self._keep(driver)
+        if runs:
+            self._out.append(EndDriver(driver.job, driver.attempt))
 
-    def _record_end(self, driver: JobDriver, event: DriverEnded, out: Out) -> None:
+    def _record_end(self, driver: JobDriver, event: DriverEnded) -> None:
         if driver.stage is DriverStage.LEAVING:
             driver.stage = DriverStage.OVER
             if driver.over is JobStage.STOPPED:
-                out.append(JobEnded(event.now_s, driver.job, "stopped", driver.reason))
+                self._out.append(JobEnded(event.now_s, driver.job, "stopped", driver.reason))
             return
         if driver.stage is not DriverStage.RUNNING:
             return
         if event.status == 0:
-            self._finish(driver, event.now_s, "finished", "", out)
+            self._finish(driver, event.now_s, "finished", "")
             return
         reason = _exit_reason(event)
         if event.status is not None:
@@ -205,11 +196,11 @@ class DriverRegistry:
             driver.earliest_s = event.now_s + BACKOFF.delay_s(driver.crashes)
         if event.hopeless or driver.crashes >= MOST_CRASHES:
             often = "" if event.hopeless else f" {driver.crashes} times in a row"
-            self._finish(driver, event.now_s, "failed", f"its driver ended{often}: {reason}", out)
+            self._finish(driver, event.now_s, "failed", f"its driver ended{often}: {reason}")
             return
         driver.stage, driver.due, driver.reason = DriverStage.WAITING, False, reason
-        self._keep(driver, out)
-        out.append(JobCrashed(event.now_s, driver.job, f"its driver ended: {reason}"))
+        self._keep(driver)
+        self._out.append(JobCrashed(event.now_s, driver.job, f"its driver ended: {reason}"))
 
     def _finish(
         self,
@@ -217,15 +208,13 @@ class DriverRegistry:
         now_s: float,
         outcome: Literal["finished", "failed"],
         reason: str,
-        out: Out,
     ) -> None:
         driver.stage, driver.over, driver.reason = DriverStage.OVER, JobStage(outcome), reason
-        self._keep(driver, out)
-        out.append(JobEnded(now_s, driver.job, outcome, reason))
+        self._keep(driver)
+        self._out.append(JobEnded(now_s, driver.job, outcome, reason))
 
-    @staticmethod
-    def _keep(driver: JobDriver, out: Out) -> None:
-        out.append(
+    def _keep(self, driver: JobDriver) -> None:
+        self._out.append(
             KeepDriver(driver.job, driver.attempt, driver.crashes, driver.over, driver.reason)
         )
 

@@ -19,8 +19,6 @@ from slackwater.model.ids import JobId, TenantId
 from slackwater.model.job import JobProfile, JobTerms
 from slackwater.model.job_life import JobAccount, JobStage
 
-Out = list[JobCommand | events.JobEnded]
-
 _MOST_JOBS = 10_000  # above this the oldest that are over are forgotten
 
 
@@ -50,54 +48,56 @@ class JobRegistry:
         self._profiles = profiles
         self._idle_after_s = idle_after_s
         self._jobs: dict[JobId, RegisteredJob] = {}
+        self._out: list[JobCommand | events.JobEnded] = []
 
     def handle(self, event: events.JobEvent) -> Sequence[JobCommand | events.JobEnded]:
         if isinstance(event, TurnOpened | TurnClosed | events.JobTrained):  # the most frequent
             self._record_usage(event)
             return ()
-        out: Out = []
+        self._out = []
         match event:
             case events.JobSubmitted():
-                self._submit(event, out)
+                self._submit(event)
             case events.JobAdopted():
                 self._adopt(event)
             case events.IdleJobsSought():
-                self._end_idle(event, out)
+                self._end_idle(event)
             case events.JobHeard():
                 if (entry := self._jobs.get(event.job)) is not None:
                     entry.active_s = event.now_s
             case _:
                 entry = self._jobs.get(event.job)
                 if entry is not None and not entry.stage.over:
-                    self._continue(entry, event, out)
-        return out
+                    self._continue(entry, event)
+        return self._out
 
-    def _continue(self, entry: RegisteredJob, event: events.ProgressEvent, out: Out) -> None:
+    def _continue(self, entry: RegisteredJob, event: events.ProgressEvent) -> None:
         match event:
             case events.JobProfiled(_, _, profile):
                 if entry.stage is JobStage.PROFILING:
                     entry.profile = profile
-                    self._arrive(entry, out)
+                    self._arrive(entry)
             case events.JobAnswered(_, _, answer, reason):
                 unstarted = (JobStage.SUBMITTED, JobStage.HELD, JobStage.PLACED)
                 displaced = entry.stage is JobStage.RUNNING and answer == "held"
                 if entry.stage in unstarted or displaced:
                     entry.stage, entry.reason = JobStage(answer), reason
-                    self._tell_driver(entry, event.now_s, out)
+                    self._tell_driver(entry, event.now_s)
             case events.IterationDone():
                 if entry.stage in (JobStage.RUNNING, JobStage.PLACED, JobStage.PROFILING):
                     entry.iterations_done += 1
             case events.JobCrashed(_, _, reason):
                 entry.crashes += 1
                 if entry.stage is JobStage.PROFILING and entry.terms is not None:
-                    self._profile(entry, entry.terms, event.now_s, out)
+                    self._profile(entry, entry.terms, event.now_s)
                 else:
-                    self._arrive(entry, out)
+                    self._arrive(entry)
                 entry.reason = reason
             case events.JobEnded(_, _, outcome, reason):
                 entry.stage, entry.reason = JobStage(outcome), reason
-                self._tell_driver(entry, event.now_s, out)
-                self._forget_oldest()
+                self._tell_driver(entry, event.now_s)
+                if len(self._jobs) > _MOST_JOBS:
+                    self._forget_oldest()
             case _:
                 assert_never(event)
 
@@ -110,12 +110,12 @@ class JobRegistry:
         return self._jobs.get(job)
 
     # ---- life ----
-    def _submit(self, event: events.JobSubmitted, out: Out) -> None:
+    def _submit(self, event: events.JobSubmitted) -> None:
         entry = self._jobs.get(event.job)
         if entry is not None and not entry.stage.over:
             if event.driven and not entry.driven:
                 entry.driven = True
-                self._tell_driver(entry, event.now_s, out)
+                self._tell_driver(entry, event.now_s)
             return  # another session of the same run
         if entry is not None and entry.driven and not event.driven:
             return  # a late session of a driver that has ended
@@ -128,9 +128,9 @@ class JobRegistry:
         entry.iterations_done = max(event.iterations_done, entry.iterations_done)
         entry.active_s = event.now_s
         if entry.profile is None and self._profiles and entry.terms is not None:
-            self._profile(entry, entry.terms, event.now_s, out)
+            self._profile(entry, entry.terms, event.now_s)
         else:
-            self._arrive(entry, out)
+            self._arrive(entry)
 
     def _adopt(self, event: events.JobAdopted) -> None:
         if event.job in self._jobs:
@@ -143,14 +143,14 @@ class JobRegistry:
         entry.iterations_done, entry.crashes = event.iterations_done, event.crashes
         self._jobs[event.job] = entry
 
-    def _profile(self, entry: RegisteredJob, terms: JobTerms, now_s: float, out: Out) -> None:
+    def _profile(self, entry: RegisteredJob, terms: JobTerms, now_s: float) -> None:
         entry.stage, entry.reason = JobStage.PROFILING, "its cycle is not known yet"
-        out.append(ProfileJob(entry.job, terms))
-        self._tell_driver(entry, now_s, out)
+        self._out.append(ProfileJob(entry.job, terms))
+        self._tell_driver(entry, now_s)
 
-    def _arrive(self, entry: RegisteredJob, out: Out) -> None:
+    def _arrive(self, entry: RegisteredJob) -> None:
         entry.stage, entry.reason = JobStage.SUBMITTED, ""
-        out.append(
+        self._out.append(
             PlaceJob(
                 entry.job,
                 entry.profile,
@@ -161,15 +161,15 @@ class JobRegistry:
             )
         )
 
-    def _tell_driver(self, entry: RegisteredJob, now_s: float, out: Out) -> None:
+    def _tell_driver(self, entry: RegisteredJob, now_s: float) -> None:
         if not entry.driven:
             return
         if entry.stage in (JobStage.PLACED, JobStage.PROFILING, JobStage.RUNNING):
-            out.append(DriverDue(now_s, entry.job))
+            self._out.append(DriverDue(now_s, entry.job))
         elif entry.stage.over:
-            out.append(DriverUndue(now_s, entry.job, entry.stage, entry.reason))
+            self._out.append(DriverUndue(now_s, entry.job, entry.stage, entry.reason))
 
-    def _end_idle(self, event: events.IdleJobsSought, out: Out) -> None:
+    def _end_idle(self, event: events.IdleJobsSought) -> None:
         """The job of an API key, or of a killed program, ends only by silence."""
         for entry in self._jobs.values():
             if entry.stage.over or entry.driven or entry.open_turns:
@@ -177,7 +177,7 @@ class JobRegistry:
             idle_s = event.now_s - entry.active_s
             if entry.job not in event.attended and idle_s >= self._idle_after_s:
                 reason = f"no turn, operation or heartbeat for {idle_s:.0f} s"
-                out.append(events.JobEnded(event.now_s, entry.job, "stopped", reason))
+                self._out.append(events.JobEnded(event.now_s, entry.job, "stopped", reason))
 
     # ---- accounts ----
     def _record_usage(self, event: events.UsageEvent) -> None:
@@ -205,10 +205,9 @@ class JobRegistry:
                 account.operations_waited_s += waited_s
 
     def _forget_oldest(self) -> None:
-        if len(self._jobs) > _MOST_JOBS:
-            oldest = next((job for job, entry in self._jobs.items() if entry.stage.over), None)
-            if oldest is not None:
-                del self._jobs[oldest]
+        oldest = next((job for job, entry in self._jobs.items() if entry.stage.over), None)
+        if oldest is not None:
+            del self._jobs[oldest]
 
     def check_integrity(self) -> None:
         for job, entry in self._jobs.items():

@@ -26,7 +26,6 @@ from slackwater.control.weights import events as weight_events
 from slackwater.control.weights.director_state import (
     IN_PASSING,
     DirectorState,
-    Out,
     VersionHolder,
     VersionRecord,
     limit_of,
@@ -36,64 +35,65 @@ from slackwater.control.weights.routes import Routes, payloads_of
 from slackwater.model.ids import InstanceId, JobId
 from slackwater.model.payload import Payload
 from slackwater.policy.weights.holding import HeldVersion, choose_victim, count_wanted_holders
+from slackwater.policy.weights.source import SourcePolicy
 
 
 class WeightDirector:
     """See the module. `check_integrity()` holds after every event."""
 
-    def __init__(self, routes: Routes | None = None) -> None:
-        self.routes = routes or Routes()
+    def __init__(self, source: SourcePolicy | None = None) -> None:
         self._state = DirectorState()
+        self.routes = Routes(self._state, source)
         self._pulls = PullScheduler(self._state, self.routes)
 
     def handle(self, event: weight_events.WeightEvent) -> Sequence[commands.WeightCommand]:
-        out: Out = []
-        self._state.now_s = event.now_s
+        state = self._state
+        state.now_s, state.out = event.now_s, []
         match event:
             case weight_events.VersionNeeded():  # the most frequent
-                self._need(event, out)
+                self._need(event)
             case weight_events.WeightsPublished():
-                self._publish(event, out)
+                self._publish(event)
             case weight_events.WeightsRetired(_, version):
-                self._retire(version, out)
+                self._retire(version)
             case JobGated(_, job, gate):
-                self._apply_gate(job, gate, out)
+                self._apply_gate(job, gate)
             case InstanceJoined(_, spec):
                 self._state.holders[spec.instance] = holder = VersionHolder(spec)
-                self._pulls.welcome(holder, out)
+                self._pulls.welcome(holder)
             case InstanceLost(_, instance):
-                self._remove_holder(instance, False, out)
+                self._remove_holder(instance, False)
             case InstanceReleased(_, instance, rests):
-                self._remove_holder(instance, rests, out)
+                self._remove_holder(instance, rests)
             case weight_events.InstanceReady():
-                self._finish_pull(event, out)
+                self._finish_pull(event)
             case weight_events.PullFailed():
-                self._fail_pull(event, out)
+                self._fail_pull(event)
             case weight_events.VersionFreed(_, instance, version):
-                self._drop(instance, version, out)
+                self._drop(instance, version)
             case _:
-                self._handle_relay_event(event, out)
-        return out
+                self._handle_relay_event(event)
+        return state.out
 
-    def _handle_relay_event(self, event: weight_events.RelayEvent, out: Out) -> None:
+    def _handle_relay_event(self, event: weight_events.RelayEvent) -> None:
         routes = self.routes
         match event:
             case weight_events.RelayJoined(_, node, site):
-                routes.add_node(node, site, out)
+                routes.add_node(node, site)
             case weight_events.RelayLeft(_, node):
-                routes.remove_node(node, out)
+                routes.remove_node(node)
             case weight_events.PayloadsStocked(_, node, version, sizes):
-                routes.record_stock(node, version, sizes, out)
+                routes.record_stock(node, version, sizes)
                 if version in self._state.versions:
                     routes.record_publish(version)
             case weight_events.PayloadArrived(_, node, version, base):
-                routes.finish_fetch(node, Payload(version, base), out)
+                routes.finish_fetch(node, Payload(version, base))
             case weight_events.PayloadFailed(_, node, version, base, source):
-                routes.fail_fetch(node, Payload(version, base), source, out)
+                routes.fail_fetch(node, Payload(version, base), source)
             case _:
                 assert_never(event)
 
-    def _apply_gate(self, job: JobId, gate: TurnGate | None, out: Out) -> None:
+    def _apply_gate(self, job: JobId, gate: TurnGate | None) -> None:
         """Its turns run elsewhere from now on: what they need goes there."""
         state = self._state
         if gate is None:
@@ -101,10 +101,10 @@ class WeightDirector:
         elif gate.nodes and state.gates.get(job) != (place := TurnGate(gate.nodes)):
             state.gates[job] = place
             for record in [one for one in state.needed.values() if one.job == job]:
-                self._pulls.spread(record, out)
+                self._pulls.spread(record)
 
     # ---- versions ----
-    def _publish(self, event: weight_events.WeightsPublished, out: Out) -> None:
+    def _publish(self, event: weight_events.WeightsPublished) -> None:
         record = self._state.versions.get(event.version)
         if record is None:
             record = self._state.add(
@@ -124,30 +124,30 @@ class WeightDirector:
         self._state.newest[key] = event.version
         if event.sampled:
             for holder in homes:
-                self._pulls.pull(holder, record, out)
-        self._tidy(record, out)
+                self._pulls.pull(holder, record)
+        self._tidy(record)
 
-    def _retire(self, version: str, out: Out) -> None:
+    def _retire(self, version: str) -> None:
         record = self._state.versions.get(version)
         if record is None:
-            out.append(commands.DeleteVersion(version))
+            self._state.out.append(commands.DeleteVersion(version))
             return
         record.retired = True
-        self._delete_unneeded(record, out)
+        self._delete_unneeded(record)
 
-    def _delete_unneeded(self, record: VersionRecord, out: Out) -> None:
+    def _delete_unneeded(self, record: VersionRecord) -> None:
         """A retired version that no turn asks for: out of every instance, then out of the store."""
         if not record.retired or record.turns:
             return
         for holder in self._state.holders.values():
             if record.version in holder.offered:
-                self._pulls.recall(holder, record.version, out)
+                self._pulls.recall(holder, record.version)
         if not any(record.version in holder.all() for holder in self._state.holders.values()):
             self._state.forget(record)
-            self.routes.forget(record.version, out)
-            out.append(commands.DeleteVersion(record.version))
+            self.routes.forget(record.version)
+            self._state.out.append(commands.DeleteVersion(record.version))
 
-    def _tidy(self, record: VersionRecord, out: Out) -> None:
+    def _tidy(self, record: VersionRecord) -> None:
         """Let the relays drop what no instance needs of a model's versions."""
         line = [r for r in self._state.versions.values() if r.of_line == record.of_line]
         line.sort(key=lambda each: each.number)
@@ -157,10 +157,9 @@ class WeightDirector:
             needed={each.version for each in line if each.turns},
             held={copy for holder in holders for copy in holder.copies},
             pulling={version for holder in holders for version in holder.pulling},
-            out=out,
         )
 
-    def _need(self, event: weight_events.VersionNeeded, out: Out) -> None:
+    def _need(self, event: weight_events.VersionNeeded) -> None:
         record = self._state.versions.get(event.version)
         if record is None:
             if not event.turns:
@@ -172,21 +171,21 @@ class WeightDirector:
             self._state.needed[event.version] = record
             if event.waiting and record.evicted_at and not self._state.having(record):
                 self._state.totals.waits_for_evicted += event.turns
-            self._pulls.spread(record, out, waiting=event.waiting)
+            self._pulls.spread(record, waiting=event.waiting)
             return
         self._state.needed.pop(event.version, None)
         for holder in list(self._state.holders.values()):
             if event.version in holder.offered:
-                self._pulls.trim(holder, record.adapter, event.version, out)
-        self._delete_unneeded(record, out)
+                self._pulls.trim(holder, record.adapter, event.version)
+        self._delete_unneeded(record)
 
     # ---- reports of instances ----
-    def _finish_pull(self, event: weight_events.InstanceReady, out: Out) -> None:
+    def _finish_pull(self, event: weight_events.InstanceReady) -> None:
         instance, version = event.instance, event.version
         holder = self._state.holders.get(instance)
         if holder is None or version not in holder.pulling:
             what = f"version {version} that was not asked for"
-            out.append(InstanceFaulted(event.now_s, instance, what))
+            self._state.out.append(InstanceFaulted(event.now_s, instance, what))
             return
         holder.pulling.discard(version)
         changed = holder.coming.pop(version, "")
@@ -196,12 +195,12 @@ class WeightDirector:
             holder.copies = [copy for copy in holder.copies if copy != changed]
         record = self._state.versions[version]
         holder.offered[version] = None
-        out.append(VersionOffered(event.now_s, instance, version))
-        self._pulls.trim(holder, record.adapter, version, out)
-        self._tidy(record, out)
-        self._delete_unneeded(record, out)
+        self._state.out.append(VersionOffered(event.now_s, instance, version))
+        self._pulls.trim(holder, record.adapter, version)
+        self._tidy(record)
+        self._delete_unneeded(record)
 
-    def _fail_pull(self, event: weight_events.PullFailed, out: Out) -> None:
+    def _fail_pull(self, event: weight_events.PullFailed) -> None:
         """Say so; turns that still wait will ask again."""
         holder = self._state.holders.get(event.instance)
         if holder is not None and event.version not in holder.pulling:
@@ -211,37 +210,37 @@ class WeightDirector:
             holder.pulled_before.discard(event.version)
             if changed := holder.coming.pop(event.version, ""):
                 holder.copies = [copy for copy in holder.copies if copy != changed]
-            self._delete_unneeded(self._state.versions[event.version], out)
+            self._delete_unneeded(self._state.versions[event.version])
         what = f"pull of {event.version} failed: {event.error}"
-        out.append(InstanceFaulted(event.now_s, event.instance, what))
+        self._state.out.append(InstanceFaulted(event.now_s, event.instance, what))
 
-    def _drop(self, instance: InstanceId, version: str, out: Out) -> None:
+    def _drop(self, instance: InstanceId, version: str) -> None:
         holder = self._state.holders.get(instance)
         if holder is None or version not in holder.recalled:
             return
         holder.recalled.discard(version)
         self._state.totals.drops += 1
-        out.append(commands.DropVersion(instance, version))
-        self._delete_unneeded(self._state.versions[version], out)
-        self._pulls.fill(holder, out)
+        self._state.out.append(commands.DropVersion(instance, version))
+        self._delete_unneeded(self._state.versions[version])
+        self._pulls.fill(holder)
 
-    def _remove_holder(self, instance: InstanceId, rests: bool, out: Out) -> None:
+    def _remove_holder(self, instance: InstanceId, rests: bool) -> None:
         holder = self._state.holders.pop(instance, None)
         if holder is None:
             return
         held = sorted(holder.all())
         if rests:
-            out.extend(
+            self._state.out.extend(
                 commands.DropVersion(instance, version)
                 for version in held
                 if self._state.versions[version].job is not None
             )
         for version in held:
             if version in self._state.versions:
-                self._delete_unneeded(self._state.versions[version], out)
+                self._delete_unneeded(self._state.versions[version])
         for record in list(self._state.needed.values()):
             if record.version in held:
-                self._pulls.spread(record, out)
+                self._pulls.spread(record)
 
     # ---- questions ----
     def pulling(self, instance: InstanceId) -> frozenset[str]:
@@ -308,7 +307,7 @@ class PullScheduler:
         self._state = state
         self._routes = routes
 
-    def spread(self, record: VersionRecord, out: Out, *, waiting: bool = False) -> None:
+    def spread(self, record: VersionRecord, *, waiting: bool = False) -> None:
         """Let as many instances pull as its turns can use; one more if turns wait and none is."""
         able = self._state.able(record)
         missing = [holder for holder in able if not holder.has(record.version)]
@@ -320,16 +319,16 @@ class PullScheduler:
             wanted = max(wanted, len(having) + 1)
         missing.sort(key=lambda h: (len(h.pulling), len(h.offered), h.instance))
         for holder in missing[: max(wanted - len(having), 0)]:
-            self.pull(holder, record, out)
+            self.pull(holder, record)
 
-    def welcome(self, holder: VersionHolder, out: Out) -> None:
+    def welcome(self, holder: VersionHolder) -> None:
         """A new instance pulls its base model's weights, then the most needed versions."""
         for record in self._state.versions.values():
             if record.job is None and not record.retired and holder.may_hold(record):
-                self.pull(holder, record, out)
-        self.fill(holder, out)
+                self.pull(holder, record)
+        self.fill(holder)
 
-    def fill(self, holder: VersionHolder, out: Out) -> None:
+    def fill(self, holder: VersionHolder) -> None:
         """Let an instance with room pull what lacks holders: first what nobody has."""
         state = self._state
         short = [record for record in state.needed.values() if holder.may_hold(record)]
@@ -341,13 +340,13 @@ class PullScheduler:
             having = sum(other.has(record.version) for other in able)
             lacks = not holder.has(record.version) and any(other is holder for other in able)
             if lacks and having < count_wanted_holders(record.turns, len(able)):
-                self.pull(holder, record, out)
+                self.pull(holder, record)
 
     @staticmethod
     def _most(holder: VersionHolder, record: VersionRecord) -> int:
         return limit_of(holder.spec, record.adapter) + IN_PASSING
 
-    def pull(self, holder: VersionHolder, record: VersionRecord, out: Out) -> None:
+    def pull(self, holder: VersionHolder, record: VersionRecord) -> None:
         """Unless it has the version; if it is full, once another version has yielded."""
         state, version = self._state, record.version
         if holder.has(version):
@@ -355,28 +354,26 @@ class PullScheduler:
         if version in holder.recalled:  # it is still there: back into use
             holder.recalled.discard(version)
             holder.offered[version] = None
-            out.append(VersionOffered(state.now_s, holder.instance, version))
+            self._state.out.append(VersionOffered(state.now_s, holder.instance, version))
             return
         taken = state.alike(holder.all(), record.adapter)
         if record.job is not None and len(taken) >= self._most(holder, record):
             if not state.alike(holder.recalled, record.adapter):
-                self._recall_one(holder, record.adapter, out, include_needed=True)
+                self._recall_one(holder, record.adapter, include_needed=True)
             return  # once that is free, it is this one's turn
         holder.pulling.add(version)
         state.totals.pulls += 1
         state.totals.repeated_pulls += version in holder.pulled_before
         holder.pulled_before.add(version)
-        out.append(self._choose_route(holder, record, out))
+        self._state.out.append(self._choose_route(holder, record))
 
-    def _choose_route(
-        self, holder: VersionHolder, record: VersionRecord, out: Out
-    ) -> commands.PullVersion:
+    def _choose_route(self, holder: VersionHolder, record: VersionRecord) -> commands.PullVersion:
         """From the node's relay, whole or by deltas on a copy (the smaller); or from the store."""
         node, keep, totals = holder.spec.node, not record.adapter, self._state.totals
         route = self._routes.find(record.version, holder.copies_then(), node)
         if node is None or route is None or not payloads_of(route):
             return commands.PullVersion(holder.instance, record.version)
-        self._routes.bring(node, route, out)
+        self._routes.bring(node, route)
         totals.by_delta += bool(route.deltas)
         totals.by_relay += 1
         totals.pulled_bytes += route.bytes
@@ -386,18 +383,17 @@ class PullScheduler:
         return commands.PullVersion(holder.instance, record.version, payloads_of(route), keep)
 
     # ---- what yields ----
-    def trim(self, holder: VersionHolder, adapter: bool, keep: str, out: Out) -> None:
+    def trim(self, holder: VersionHolder, adapter: bool, keep: str) -> None:
         """Take from the instance what it holds beyond its limit and no turn asks for."""
         limit = limit_of(holder.spec, adapter)
         while len(self._state.alike(holder.offered, adapter)) > limit:
-            if not self._recall_one(holder, adapter, out, keep=keep):
+            if not self._recall_one(holder, adapter, keep=keep):
                 return
 
     def _recall_one(
         self,
         holder: VersionHolder,
         adapter: bool,
-        out: Out,
         *,
         keep: str = "",
         include_needed: bool = False,
@@ -409,7 +405,7 @@ class PullScheduler:
         if victim is None:
             return False
         state.versions[victim].evicted_at = state.tick()
-        self.recall(holder, victim, out)
+        self.recall(holder, victim)
         return True
 
     def _to_held_version(self, record: VersionRecord, holder: VersionHolder) -> HeldVersion:
@@ -418,8 +414,8 @@ class PullScheduler:
         needed = (record.turns, record.retired, record.superseded, record.needed_at)
         return HeldVersion(version, *needed, elsewhere)
 
-    def recall(self, holder: VersionHolder, version: str, out: Out) -> None:
+    def recall(self, holder: VersionHolder, version: str) -> None:
         """No turn is to begin with it there; it is dropped when none runs with it."""
         del holder.offered[version]
         holder.recalled.add(version)
-        out.append(VersionRecalled(self._state.now_s, holder.instance, version))
+        self._state.out.append(VersionRecalled(self._state.now_s, holder.instance, version))

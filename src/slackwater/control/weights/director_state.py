@@ -83,7 +83,6 @@ def limit_of(spec: InstanceSpec, adapter: bool) -> int:
 
 IN_PASSING = 1  # beyond its limit an instance takes one version while older ones are still in use
 
-Out = list[WeightCommand]
 Line = tuple[JobId | None, str, str]  # one model's versions: its job, base model and name
 
 
@@ -114,7 +113,8 @@ class DirectorState:
     gates: dict[JobId, TurnGate] = field(default_factory=dict)
     totals: Totals = field(default_factory=Totals)
     clock: int = 0
-    now_s: float = 0.0  # of the event that is being handled
+    now_s: float = 0.0  # of the current event
+    out: list[WeightCommand] = field(default_factory=list)  # the commands that answer it
     numbers: int = 0
 
     def tick(self) -> int:

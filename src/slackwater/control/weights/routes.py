@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from slackwater.control.weights import commands
-from slackwater.control.weights.director_state import Out
+from slackwater.control.weights.director_state import DirectorState
 from slackwater.model.ids import NodeId
 from slackwater.model.payload import Payload
 from slackwater.policy.weights.pull_route import Delta, PullRoute, PullRoutePolicy
@@ -34,9 +34,10 @@ class _Flow:
 
 
 class Routes:
-    """See the module. Only the weight director touches it; `out` takes the commands."""
+    """See the module. Only the weight director calls it."""
 
-    def __init__(self, source: SourcePolicy | None = None) -> None:
+    def __init__(self, state: DirectorState, source: SourcePolicy | None) -> None:
+        self._state = state
         self._policy = PullRoutePolicy()
         self._source = source or TreeSource()
         self._sites: dict[NodeId, str] = {}
@@ -45,12 +46,12 @@ class Routes:
         self.brought = self.crossed = 0
 
     # ---- relays ----
-    def add_node(self, node: NodeId, site: str, out: Out) -> None:
+    def add_node(self, node: NodeId, site: str) -> None:
         """A node's relay is here, and empty."""
-        self.remove_node(node, out)
+        self.remove_node(node)
         self._sites[node] = site
 
-    def remove_node(self, node: NodeId, out: Out) -> None:
+    def remove_node(self, node: NodeId) -> None:
         """A node's relay is gone, with what it held; who took from it is sent elsewhere."""
         if self._sites.pop(node, None) is None:
             return
@@ -62,7 +63,7 @@ class Routes:
             for child in [c for c, parent in flow.parents.items() if parent == node]:
                 del flow.parents[child]
                 flow.waiting[child] = None
-            self._feed(payload, out)
+            self._feed(payload)
 
     @property
     def lead_elsewhere(self) -> bool:
@@ -70,9 +71,7 @@ class Routes:
         return len(self._sites) > 1
 
     # ---- payloads ----
-    def record_stock(
-        self, node: NodeId, version: str, sizes: Iterable[tuple[str, int]], out: Out
-    ) -> None:
+    def record_stock(self, node: NodeId, version: str, sizes: Iterable[tuple[str, int]]) -> None:
         """A publisher put payloads of a version, by base, on its node's relay."""
         if node not in self._sites:
             return
@@ -82,23 +81,23 @@ class Routes:
             flow.have.add(node)
             flow.parents.pop(node, None)
             flow.waiting.pop(node, None)
-            self._feed(Payload(version, base), out)
+            self._feed(Payload(version, base))
         if not known:
             self._unnamed[version] = None
         while len(self._unnamed) > _UNNAMED:
-            self.forget(next(iter(self._unnamed)), out)
+            self.forget(next(iter(self._unnamed)))
 
     def record_publish(self, version: str) -> None:
         """The version was published: from now on what keeps its payloads is need."""
         self._unnamed.pop(version, None)
 
-    def forget(self, version: str, out: Out) -> None:
+    def forget(self, version: str) -> None:
         """The version is deleted: so is every payload of it."""
         self._unnamed.pop(version, None)
         for payload in [payload for payload in self._flows if payload.version == version]:
-            self._drop(payload, out)
+            self._drop(payload)
 
-    def finish_fetch(self, node: NodeId, payload: Payload, out: Out) -> None:
+    def finish_fetch(self, node: NodeId, payload: Payload) -> None:
         """A node has all of a payload."""
         flow = self._flows.get(payload)
         if flow is None or node not in self._sites:
@@ -107,9 +106,9 @@ class Routes:
             del flow.parents[node]
             flow.have.add(node)
             flow.failed.pop(node, None)
-        self._feed(payload, out)
+        self._feed(payload)
 
-    def fail_fetch(self, node: NodeId, payload: Payload, source: NodeId, out: Out) -> None:
+    def fail_fetch(self, node: NodeId, payload: Payload, source: NodeId) -> None:
         """A node could not fetch a payload from another, which is not asked for it again."""
         flow = self._flows.get(payload)
         if flow is None or flow.parents.get(node) != source:
@@ -117,7 +116,7 @@ class Routes:
         del flow.parents[node]
         flow.waiting[node] = None
         flow.failed.setdefault(node, set()).add(source)
-        self._feed(payload, out)
+        self._feed(payload)
 
     # ---- routes ----
     def find(self, version: str, held: Collection[str], node: NodeId | None) -> PullRoute | None:
@@ -153,22 +152,22 @@ class Routes:
         lost = flow.failed.get(node, set())
         return node in flow.nodes() or bool(flow.have - lost)
 
-    def bring(self, node: NodeId, route: PullRoute, out: Out) -> None:
+    def bring(self, node: NodeId, route: PullRoute) -> None:
         """Fetch the payloads of a route that are neither on the node nor on their way there."""
         for payload in payloads_of(route):
             flow = self._flows[payload]
             if node not in flow.nodes():
                 flow.waiting[node] = None
-                self._feed(payload, out)
+                self._feed(payload)
 
-    def _feed(self, payload: Payload, out: Out) -> None:
+    def _feed(self, payload: Payload) -> None:
         """Give every waiting node a source; a node that nobody can feed gives it up."""
         flow = self._flows[payload]
         for node in list(flow.waiting):
             if not flow.have - flow.failed.get(node, set()):
                 del flow.waiting[node]
                 flow.failed.pop(node, None)
-                out.append(commands.DropPayload(node, payload.version, payload.base))
+                self._state.out.append(commands.DropPayload(node, payload.version, payload.base))
                 continue
             puller = PayloadHolder(node, node, self._sites[node], complete=False)
             found = self._source.choose(puller, self._holders(flow, node))
@@ -179,7 +178,9 @@ class Routes:
             flow.parents[node] = source
             self.brought += 1
             self.crossed += found.crosses
-            out.append(commands.FetchPayload(node, payload.version, payload.base, source))
+            self._state.out.append(
+                commands.FetchPayload(node, payload.version, payload.base, source)
+            )
 
     def _holders(self, flow: _Flow, puller: NodeId) -> list[PayloadHolder]:
         """Who could feed the puller: not who takes it from the puller, and not who failed it."""
@@ -206,7 +207,6 @@ class Routes:
         needed: Collection[str],
         held: Collection[str],
         pulling: Collection[str],
-        out: Out,
     ) -> None:
         """Drop unneeded payloads of a model's versions, given oldest first."""
         mine = [version for version in order if any(c.version == version for c in self._flows)]
@@ -221,12 +221,14 @@ class Routes:
         )
         for payload in find_drops(stored, self._policy):
             if not self._flows[payload].parents and not self._flows[payload].waiting:
-                self._drop(payload, out)
+                self._drop(payload)
 
-    def _drop(self, payload: Payload, out: Out) -> None:
+    def _drop(self, payload: Payload) -> None:
         flow = self._flows.pop(payload)
         nodes = sorted(flow.nodes())
-        out.extend(commands.DropPayload(node, payload.version, payload.base) for node in nodes)
+        self._state.out.extend(
+            commands.DropPayload(node, payload.version, payload.base) for node in nodes
+        )
 
     # ---- questions ----
     def check_integrity(self) -> None:
