@@ -100,7 +100,6 @@ class Grant:
     gpus: tuple[int, ...] = ()
 
     def amount(self, resource: ResourceName) -> int:
-        """Units of a resource in the grant."""
         return next((units for name, units in self.amounts if name == resource), 0)
 
 

@@ -37,7 +37,6 @@ def check_file_names(names: Iterable[str]) -> None:
 
 
 def _parts(name: str) -> list[str]:
-    """The components of one file's path."""
     if not is_plain(name):
         raise ConfigError.of("files", name, "must be text without NUL and surrogates")
     parts = [part for part in name.split("/") if part not in ("", ".")]

@@ -28,12 +28,11 @@ class Amounts:
 
     @classmethod
     def exactly(cls, units: int) -> "Amounts":
-        """This many, no more and no fewer."""
         return cls((units,))
 
     @classmethod
     def from_range(cls, least: int, most: int) -> "Amounts":
-        """Any number from `least` to `most`, both included."""
+        """Both included."""
         return cls(tuple(range(least, most + 1)))
 
     @classmethod

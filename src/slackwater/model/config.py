@@ -82,16 +82,13 @@ def decode(
 
 
 def default_of(field: "dataclasses.Field[Any]") -> Any:
-    """The field's default, or MISSING."""
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return field.default
 
 
 def _default_table(field: "dataclasses.Field[Any]") -> dict[str, Any]:
-    """The field's default as a table: what a file leaves out is as there, which may differ from
-    the defaults of its class.
-    """
+    """The default of a field whose class may have other defaults, as a table."""
     default = default_of(field)
     return plain(default) if dataclasses.is_dataclass(default) else {}
 

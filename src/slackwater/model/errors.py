@@ -35,14 +35,12 @@ def _show(value: object) -> str:
 
 
 def check_above_zero(where: str, record: object, *fields: str) -> None:
-    """Refuse the first of the fields that is not above 0."""
     for field in fields:
         if not getattr(record, field) > 0:
             raise ConfigError.of(f"{where}{field}", getattr(record, field), "must be above 0")
 
 
 def check_not_negative(where: str, record: object, *fields: str) -> None:
-    """Refuse the first of the fields that is below 0."""
     for field in fields:
         if not getattr(record, field) >= 0:
             raise ConfigError.of(f"{where}{field}", getattr(record, field), "must not be negative")

@@ -93,7 +93,6 @@ class JobTerms:
         return min(self.slo, 1 / (1 - self.duty_ratio))
 
     def profile(self, rollout_s: float, train_s: float, sync_s: float) -> JobProfile:
-        """A profile with measured phase lengths."""
         return JobProfile(
             rollout_s=rollout_s,
             train_s=train_s,

@@ -61,7 +61,6 @@ class OwnJob:
 
     @property
     def terms(self) -> JobTerms:
-        """The job's terms for the co-scheduler."""
         known: dict[str, Any] = {} if self.profile is None else asdict(self.profile)
         for length in ("rollout_s", "train_s", "sync_s"):
             known.pop(length, None)

@@ -11,9 +11,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class JobStage(StrEnum):
-    """submitted -> profiling -> placed | held | refused -> running -> finished | failed |
-    stopped.
-    """
+    """Submitted -> profiling -> placed, held, refused -> running -> finished, failed, stopped."""
 
     SUBMITTED = "submitted"
     PROFILING = "profiling"

@@ -35,7 +35,6 @@ class NodeType:
 
     @property
     def price_per_h(self) -> float:
-        """The price of the whole node."""
         return self.devices * self.device_price_per_h
 
 

@@ -100,7 +100,6 @@ def place_on(node: NodeId, first: int, devices: int) -> NodeId:
 
 @cache
 def overlap(one: NodeId, other: NodeId) -> bool:
-    """Whether two places have a device in common."""
     if one == other or node_of(one) != node_of(other):
         return one == other
     mine, others = place_devices(one), place_devices(other)

@@ -121,6 +121,5 @@ class ResidencySettings:
                 raise ConfigError.of(f"residency: {name}", size, "must not be negative")
 
     def environment(self) -> dict[str, str]:
-        """Environment variables for the nodes' agents."""
         sizes = {DEVICE_MB: self.device_mb, HOST_MB: self.host_mb, DISK_MB: self.disk_mb}
         return {name: str(size) for name, size in sizes.items() if size is not None}

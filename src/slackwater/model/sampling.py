@@ -26,7 +26,6 @@ _counts_of = attrgetter(*_COUNTS)
 
 
 def default_seed(lineage: str, seq: int, index: int) -> int:
-    """63 bits from the counters."""
     digest = hashlib.blake2b(f"{lineage}\n{seq}\n{index}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
@@ -143,7 +142,6 @@ class Sampling:
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether the prompt's own tokens are to be scored."""
         return bool(
             self.prompt_logprobs
             or self.topk_prompt_logprobs

@@ -39,5 +39,4 @@ class ServingSlo:
         return cls(**found)
 
     def is_met(self, ttft_s: float, tpot_s: float) -> bool:
-        """Whether one request is within the SLO."""
         return ttft_s <= self.ttft_s and tpot_s <= self.tpot_s

@@ -140,7 +140,6 @@ def check_network(tenant: TenantId, limits: TenantLimits, network: bool) -> None
 
 
 def check_action(spec: ActionSpec, limits: TenantLimits) -> None:
-    """Check an action against its tenant's limits."""
     asked: dict[str, float] = {"priority": abs(spec.priority)}
     cores, memory = spec.need(CORES), spec.need(MEMORY_MIB)
     if cores is not None:

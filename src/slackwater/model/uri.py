@@ -37,7 +37,6 @@ class Uri:
 
     @classmethod
     def parse(cls, text: str) -> "Uri":
-        """From `slackwater:KIND/NAME`."""
         kind, slash, name = text.removeprefix(SCHEME).partition("/")
         if not text.startswith(SCHEME) or not slash or kind not in KINDS:
             kinds = ", ".join(KINDS)
@@ -59,7 +58,6 @@ def digest_file(path: Path) -> Path:
 
 
 def version_uri(version: str) -> Uri:
-    """The URI of a weight version."""
     return Uri("weights", version_file(version))
 
 

@@ -1,6 +1,4 @@
-"""Builds the fleet controller of a service from its settings, at its start and to
-replay a record.
-"""
+"""Builds a service's fleet controller from its settings: to run it, or to replay a record."""
 
 from slackwater.control.fleet.controller import FleetController
 from slackwater.control.lending.lender import LendingController

@@ -34,9 +34,7 @@ def call_at(at_s: float, due: Callable[[], None]) -> None:
 
 
 def _call(at_s: float, due: Callable[[], None]) -> None:
-    """If the loop was blocked, let it read its sockets first: a worker may have sent a
-    heartbeat.
-    """
+    """After a blocked loop first read the sockets: a worker may have sent a heartbeat."""
     if loop_time() - at_s > _BLOCKED_S:
         asyncio.get_running_loop().call_later(_READ_S, due)
     else:

@@ -131,8 +131,13 @@ class ControlPlane:
             node_joined=self.rentals.record_join,
             node_lost=self._record_node_loss,
         )
-        self._breakdowns = Breakdowns(
-            self.fleet, self.bases, self.controller.rollout, self.instances, self.workers
+        self.breakdowns = Breakdowns(
+            self.fleet,
+            self.bases,
+            self.controller.rollout,
+            self.instances,
+            self.workers,
+            settings.tenants[0],
         )
 
     # ---- the parts, in the order in which they need each other ----
@@ -231,7 +236,7 @@ class ControlPlane:
             folder=self.state.root / "jobs",
             driver=self.runtime,
             spawn=self.background.spawn,
-            key=self._make_job_key,
+            key=self.tenants.key_of_job,
             end_sessions=self._end_sessions,
             url=url,
         )
@@ -418,10 +423,6 @@ class ControlPlane:
     def _find_place(self, pool: str, worker: WorkerId) -> NodeId | None:
         return self._coscheduled.locate(pool, self.fleet.nodes.node_of(worker), worker)
 
-    def _make_job_key(self, job: JobId) -> str:
-        tenant, _, name = job.partition("/")
-        return self.tenants.job_key(TenantId(tenant), name)
-
     async def _end_sessions(self, job: JobId, why: str) -> None:
         """End what a driver that is gone had open."""
         for session in self.sessions.live_sessions(job):
@@ -457,7 +458,6 @@ class ControlPlane:
 
     # ---- for the HTTP API ----
     def join_address(self) -> JoinAddress:
-        """What an agent on another machine needs to join."""
         return self.fleet.join_address(self._certificate)
 
     def is_operator(self, tenant: TenantId) -> bool:
@@ -479,7 +479,7 @@ class ControlPlane:
         """End the requests of a session whose model no engine will ever serve."""
         if session is None:
             return False
-        why = self.broken_engine(session.base_model, session.tenant)
+        why = self.breakdowns.engine_failure(session.base_model, session.tenant)
         if why is not None:
             self.sampling.fail_all(session, why)
         return why is not None
@@ -488,14 +488,6 @@ class ControlPlane:
         """Why a request is waiting for the co-scheduler; None if it is not."""
         job = self.sampling.job_of(request) or self.training.job_of(request)
         return None if self.phases is None or job is None else self.phases.pause_reason(job)
-
-    def broken_engine(self, model: str, tenant: TenantId) -> str | None:
-        """Why a base model cannot be sampled, in as much detail as the tenant may know."""
-        return self._breakdowns.engine_failure(model, fully=self.is_operator(tenant))
-
-    def broken_trainer(self, tenant: TenantId) -> str | None:
-        """Why nothing can be trained, in as much detail as the tenant may know."""
-        return self._breakdowns.trainer_failure(fully=self.is_operator(tenant))
 
     async def end_session(self, session: SessionId, status: dict[str, Any], reason: str) -> None:
         """End a session: its models stop training, and what they saved stays."""

@@ -272,7 +272,6 @@ class ServiceSettings:
 
     @property
     def has_engines(self) -> bool:
-        """Whether this machine has engines."""
         return self.engines != 0 or self.local_engines > 0
 
     @property

@@ -27,7 +27,6 @@ class Array(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def from_numpy(cls, values: NDArray[np.int64] | NDArray[np.float32]) -> "Array":
-        """A NumPy array as bytes."""
         name: DType = "int64" if values.dtype.kind == "i" else "float32"
         return cls(name, values.shape, values.astype(_NUMPY[name], copy=False).tobytes())
 

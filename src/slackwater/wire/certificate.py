@@ -27,14 +27,12 @@ class Certificate:
 
     @property
     def pin(self) -> str:
-        """SHA-256 of the certificate."""
         try:
             return fingerprint_of(self.certificate.read_text())
         except (OSError, ConfigError) as error:
             raise ConfigError.of("certificate", str(self.certificate), str(error)) from None
 
     def context(self) -> ssl.SSLContext:
-        """The TLS context of a listening socket."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             context.load_cert_chain(self.certificate, self.key)
@@ -97,7 +95,6 @@ def fingerprint_of(certificate: str) -> str:
 
 
 def peer_fingerprint(connection: ssl.SSLSocket) -> str:
-    """SHA-256 of the peer's certificate."""
     return hashlib.sha256(connection.getpeercert(binary_form=True) or b"").hexdigest()
 
 

@@ -58,7 +58,6 @@ class DriverFiles:
         return try_lock(self.root / "lock")
 
     def lives(self) -> bool:
-        """Whether a keeper or its driver lives."""
         return is_locked(self.root / "lock")
 
     def write_keeper(self, keeper: DriverKeeperRecord) -> None:

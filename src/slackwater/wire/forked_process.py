@@ -33,7 +33,6 @@ class ForkedProcess(Popen[bytes]):
         self.pid, self._child_created = self._forked, True
 
     async def wait_in_loop(self) -> int:
-        """Its exit status, once it has ended."""
         await wait_for_exit(self.pid)
         return self.wait()
 

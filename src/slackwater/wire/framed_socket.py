@@ -25,7 +25,6 @@ def receive_message(
 
 
 def receive_body(connection: socket.socket, head: bytes | bytearray, max_bytes: int) -> bytearray:
-    """The body of a message whose length is known."""
     (length,) = LENGTH.unpack(head)
     if length > max_bytes:
         raise ConfigError.of("message", length, f"bytes are above {max_bytes}")

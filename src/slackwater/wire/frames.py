@@ -67,7 +67,6 @@ _new = tuple.__new__  # half the time of calling the class
 
 
 def encode_frame(kind: FrameKind, body: bytes) -> bytes:
-    """Header and body, ready to send."""
     if len(body) > MAX_FRAME_BYTES:
         raise FrameError(f"frame body of {len(body)} bytes is above the limit {MAX_FRAME_BYTES}")
     return _HEADER.pack(MAGIC, VERSION, kind, len(body)) + body
@@ -98,7 +97,6 @@ class FrameDecoder:
         self._buffer = bytearray()
 
     def allow(self, max_bytes: int) -> None:
-        """Set the largest frame from now on."""
         self._max_bytes = max_bytes
 
     def feed(self, data: bytes) -> list[Frame]:
@@ -125,7 +123,6 @@ class FrameDecoder:
         return frames
 
     def _is_complete(self) -> bool:
-        """Whether the first frame of the buffer is complete."""
         if len(self._buffer) < HEADER_BYTES:
             return False
         _, length = decode_header(self._buffer, 0, self._max_bytes)

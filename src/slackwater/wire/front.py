@@ -233,7 +233,6 @@ def encode_record(record: Record) -> bytes:
 
 
 def join_records(encoded: Sequence[bytes]) -> bytes:
-    """One frame."""
     return encode_frame(FrameKind.CONTROL, _LIST.pack(0xDD, len(encoded)) + b"".join(encoded))
 
 

@@ -15,7 +15,6 @@ def write_token(join: dict[str, Any]) -> str:
 
 
 def read_token(token: str) -> dict[str, Any]:
-    """Decode a token of `write_token`."""
     try:
         join = json.loads(base64.urlsafe_b64decode(token))
         return {field: join[field] for field in _FIELDS}

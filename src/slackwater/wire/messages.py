@@ -411,7 +411,6 @@ _from_stranger: msgspec.msgpack.Decoder[FromStranger] = msgspec.msgpack.Decoder(
 
 
 def encode(message: Message) -> bytes:
-    """A whole CONTROL frame."""
     return encode_frame(FrameKind.CONTROL, _encoder.encode(message))
 
 

@@ -47,7 +47,6 @@ class TokenColumns:
 
 
 def encode_tokens(columns: TokenColumns) -> bytes:
-    """A whole TOKENS frame."""
     requests, tokens = (np.asarray(column, "<u4") for column in (columns.requests, columns.tokens))
     counts = columns.counts if len(tokens) > len(requests) else ()
     parts = (

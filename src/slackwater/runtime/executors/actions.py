@@ -287,7 +287,6 @@ class ActionExecutor:
     async def keep_snapshot(
         self, node: NodeId, environment: EnvironmentId, name: str, most_bytes: int
     ) -> sandbox.SnapshotKept:
-        """Have a node keep a snapshot of at most `most_bytes`."""
         self._snapshot_number += 1
         number = self._snapshot_number
         waiting: asyncio.Future[sandbox.SnapshotKept] = asyncio.get_running_loop().create_future()

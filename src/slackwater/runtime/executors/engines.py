@@ -196,7 +196,6 @@ class EngineExecutor:
         self.feed(events.DrainRequested(loop_time(), instance, move_turns))
 
     def count_live_turns(self) -> int:
-        """How many turns have not ended."""
         return len(self._open)
 
     # ---- for the hub ----

@@ -31,9 +31,8 @@ class GrantTime:
 
 @dataclass(frozen=True, slots=True)
 class PhaseCallbacks:
-    """What permits lead to: `refused` ends what a job has running, `changed` is called when what
-    must survive a crash changed, `prefetch` gets the jobs that train now, and those that train
-    next.
+    """`prefetch` gets the jobs that train now, and those that train next. `save_state` saves what
+    must survive a crash.
     """
 
     end_refused_job: Callable[[JobId, str], None]

@@ -71,9 +71,7 @@ def join_turns(turns: Iterable[EndedTurn]) -> tuple["array[int]", "array[float]"
 
 
 class RecentTrajectories:
-    """The last trajectories of every job, bounded by number and by tokens; the oldest
-    are dropped.
-    """
+    """The last trajectories of every job, within limits on their number and their tokens."""
 
     def __init__(self, of_a_job: int = _OF_A_JOB, max_tokens: int = _MAX_TOKENS) -> None:
         self._of_a_job, self._max_tokens = of_a_job, max_tokens

@@ -23,7 +23,6 @@ class RelayExecutor:
         self._relays: dict[NodeId, tuple[str, str]] = {}
 
     def add_node(self, facts: agent_messages.NodeFacts) -> None:
-        """The agent of a node has joined."""
         if facts.relay:
             node = NodeId(facts.node)
             self._relays[node] = (facts.relay, facts.certificate)

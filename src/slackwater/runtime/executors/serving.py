@@ -44,7 +44,7 @@ class _Minute:
 
 class ServingExecutor:
     """Serving workers, live. `offers` says by base model which weights a borrower needs;
-    `users_content(now_s)` whether the service's users get what was promised.
+    `is_slo_met(now_s)` whether users of the service are served within its SLO.
     """
 
     def __init__(
@@ -136,7 +136,6 @@ class ServingExecutor:
         }
 
     def loans_by_worker(self) -> dict[WorkerId, JobId]:
-        """The job that borrows each serving worker's device."""
         return dict(self._borrowers)
 
     # ---- commands ----

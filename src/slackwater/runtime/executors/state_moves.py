@@ -23,7 +23,6 @@ class StateMoves:
     _places: dict[NodeId, agent_messages.StatePlace] = field(default_factory=dict)
 
     def add_node(self, facts: agent_messages.NodeFacts) -> None:
-        """The agent of a node has joined."""
         if facts.states is not None:
             self._places[NodeId(facts.node)] = facts.states
 
@@ -64,6 +63,5 @@ class StateMoves:
         return ""
 
     def delete_strays(self, model: str) -> None:
-        """Delete stray copies of a model's state on every node."""
         for node in self._places:
             self.hub.send(agent_name(node), agent_messages.ForgetStates(model))

@@ -151,9 +151,7 @@ class TrainerExecutor:
         }
 
     def pending_states(self) -> set[str]:
-        """URIs that unfinished saves may write to, found by their numbers, since names
-        are unknown.
-        """
+        """URIs that unfinished saves may write to, found by number since names are unknown."""
         found = set()
         for operation in self._operations.values():
             if operation.kind is OpKind.SAVE:
@@ -236,7 +234,6 @@ class TrainerExecutor:
         self._feed(events.OpSubmitted(loop_time(), operation, tenant))
 
     def job_of(self, request: RequestId) -> JobId | None:
-        """The job of an unfinished operation."""
         operation = self._operations.get(request)
         return None if operation is None else operation.job
 

@@ -1,6 +1,4 @@
-"""Runs a broker and a co-scheduler once, so that their compiled code is loaded before
-it is needed.
-"""
+"""Runs a broker and a co-scheduler once, which loads their compiled code."""
 
 from slackwater.control.actions import events
 from slackwater.control.actions.broker import ActionBroker

@@ -52,7 +52,6 @@ class JoinAddress:
         return {SECRET_VARIABLE: self.key_of(node, pool)} | pinned | dict(self.budgets)
 
     def token(self, node: NodeId, pool: str) -> str:
-        """The node's join token, which holds its key."""
         own = {"node": node, "pool": pool, "key": self.key_of(node, pool)}
         return write_token({"hub": self.hub, "depot": self.depot, "pin": self.pin} | own)
 
@@ -86,8 +85,7 @@ class AgentPlan:
 class AgentLauncher(Protocol):
     """Starts agents and restarts them when they die."""
 
-    def start(self, plans: Sequence[AgentPlan], join: JoinAddress) -> None:
-        """Start agents."""
+    def start(self, plans: Sequence[AgentPlan], join: JoinAddress) -> None: ...
 
     def deaths(self, node: NodeId) -> int | None:
         """How often in a row the node's agent has ended; None if another starts and watches it."""

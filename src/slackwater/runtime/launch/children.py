@@ -71,7 +71,6 @@ class Children:
         return tuple(sorted(self._children))
 
     def pid(self, instance: InstanceId) -> int | None:
-        """The process now running for the instance."""
         child = self._children.get(instance)
         return child.process.pid if child is not None and child.process is not None else None
 
@@ -101,7 +100,6 @@ class Children:
         loop.call_later(self._leave_grace_s, child.signal, signal.SIGKILL)
 
     def kill(self, instance: InstanceId) -> None:
-        """SIGKILL."""
         child = self._children.get(instance)
         if child is not None:
             self._end(child, "it was killed", signal.SIGKILL)

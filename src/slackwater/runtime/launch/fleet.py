@@ -91,7 +91,6 @@ class LaunchedFleet:
         runtime.register(self._execute, (StartDeployment, RefuseDeployment))
 
     async def start(self, certificate: Certificate | None) -> None:
-        """Open the depot and start agents."""
         await self.adopt()
         host, _ = self.file.address()
         if self.needs_depot:
@@ -270,7 +269,6 @@ class LaunchedFleet:
         return {node: self._launcher.deaths(node) for node in listed if node not in here}
 
     def _device_rows(self, node: NodeId) -> dict[str, Any]:
-        """The devices of a node, and which deployments own each."""
         devices = self._allocator.devices(node)
         return {
             "devices": [

@@ -176,7 +176,6 @@ class FleetFile:
             self.pool(pool, f"{field}: pool")
 
     def pool(self, name: str, field: str = "pool") -> FleetPool:
-        """The pool of that name."""
         for pool in self.pools:
             if pool.name == name:
                 return pool
@@ -194,7 +193,6 @@ class FleetFile:
         return self.pool(claimed, f"node {node}: pool")
 
     def address(self) -> tuple[str, int]:
-        """The host and port to listen on."""
         host, colon, port = self.listen.rpartition(":")
         if not colon or not host or not port.isdigit() or int(port) > 65535:
             raise ConfigError.of("listen", self.listen, "must be HOST:PORT")

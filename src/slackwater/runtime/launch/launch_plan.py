@@ -54,7 +54,6 @@ class PlannedWorker:
     writes: dict[str, str | None] = field(default_factory=dict)
 
     def option(self, name: str, otherwise: str | None = None) -> str | None:
-        """The value of an option in the plan's arguments."""
         arguments = self.plan.arguments
         return arguments[arguments.index(name) + 1] if name in arguments else otherwise
 
@@ -143,7 +142,6 @@ class LaunchPlan:
 
     # ---- for the depot ----
     def holder_of(self, key: str) -> PlannedWorker | None:
-        """The worker whose key this is."""
         wanted, found = key.encode(errors="replace"), None
         for known in self._workers.values():
             if hmac.compare_digest(known.key.encode(), wanted):

@@ -43,7 +43,6 @@ class NodeProcess:
         self.send_signal(signal.SIGKILL)
 
     async def wait(self) -> int:
-        """Its status, once it has ended."""
         await self._ended.wait()
         assert self.returncode is not None
         return self.returncode
@@ -81,11 +80,9 @@ class Nodes:
         return tuple(sorted(self._nodes))
 
     def node_of(self, worker: WorkerId) -> NodeId | None:
-        """Where a worker runs."""
         return next((name for name, n in self._nodes.items() if worker in n.processes), None)
 
     def add(self, facts: agent_messages.NodeFacts, now_s: float) -> NodeId:
-        """Add a node whose agent has connected."""
         node = NodeId(facts.node)
         adoptable = {
             running.order.log: running for running in facts.running if _has_number(running)
@@ -96,9 +93,7 @@ class Nodes:
         return node
 
     def remove(self, node: NodeId) -> None:
-        """Remove a node and end its workers, whose connections are closed in case they
-        still run.
-        """
+        """Remove a node, and end its workers and their connections."""
         gone = self._nodes.pop(node)
         self._plan.node_lost(node)
         for process in list(gone.processes.values()):
@@ -113,7 +108,6 @@ class Nodes:
         return self.workers(node)
 
     def handle_message(self, node: NodeId, message: messages.FromWorker) -> None:
-        """Handle a report of an agent about its workers."""
         here = self._nodes[node]
         match message:
             case agent_messages.WorkerStarted(worker, pid) if WorkerId(worker) in here.processes:
@@ -151,9 +145,7 @@ class Nodes:
         return min(nodes, key=lambda node: (len(self._nodes[node].processes), node))
 
     def adopt(self, node: NodeId, plan: WorkerPlan) -> NodeProcess | None:
-        """Adopt the worker of a plan from an earlier control plane; kill it if its
-        order differs.
-        """
+        """Adopt a plan's worker of an earlier control plane; kill it if its order differs."""
         here = self._nodes.get(node)
         running = None if here is None else here.adoptable.pop(plan.name, None)
         if here is None or running is None:
@@ -170,7 +162,6 @@ class Nodes:
         return process
 
     def end_unplanned(self, node: NodeId, planned: Collection[str]) -> None:
-        """End workers whose plans do not exist any more."""
         here = self._nodes[node]
         for name in here.adoptable.keys() - planned:
             worker = WorkerId(here.adoptable.pop(name).order.worker)

@@ -64,7 +64,7 @@ class RentalProvider:
         return tuple(NodeId(f"{self.pool}-rented-{number}") for number in range(self.nodes))
 
     async def rent_node(self, node: NodeId, token_file: Path) -> str:
-        """Start a machine; its id."""
+        """Start a machine; returns its id."""
         output = await _run(self.rent, node=str(node), token_file=str(token_file))
         lines = [line.strip() for line in output.splitlines() if line.strip()]
         if not lines or len(lines[-1]) > 200:
@@ -72,14 +72,11 @@ class RentalProvider:
         return lines[-1]
 
     async def release_node(self, node: NodeId, machine: str) -> None:
-        """End a machine."""
         await _run(self.release, node=str(node), id=machine)
 
 
 async def _run(command: str, **values: str) -> str:
-    """Run a command and return its output. Values are put into its words, and cannot
-    become words.
-    """
+    """The output of a command; a value put into one of its words cannot become several."""
     words = shlex.split(command)
     for name, value in values.items():
         words = [word.replace(f"{{{name}}}", value) for word in words]

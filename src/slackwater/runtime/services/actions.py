@@ -212,7 +212,7 @@ class ActionService:
         return result
 
     def state(self, name: ActionId) -> str:
-        """State of an action that has no result yet."""
+        """Of an action that has no result yet."""
         live = self._table.actions.get(name)
         return "running" if live is not None and live.attempt is not None else "waiting"
 
@@ -290,7 +290,7 @@ class ActionService:
         return entry.ready.is_set() and not self._closed
 
     async def close_environment(self, tenant: TenantId, name: EnvironmentId) -> None:
-        """Close an environment, which cancels its actions."""
+        """This cancels its actions."""
         self._find_environment(tenant, name)
         self._executor.feed(events.EnvironmentClosed(loop_time(), name))
         self._table.end_environment(name, "it was closed")
@@ -353,7 +353,6 @@ class ActionService:
         return len(state.environments), cores
 
     def running_jobs(self) -> set[JobId]:
-        """Jobs that have a running action."""
         return {attempt.action.spec.job for attempt in self._broker.state.attempts.values()}
 
     def top(self, most: int = 50) -> dict[str, Any]:

@@ -72,7 +72,6 @@ class ActivitySampler:
         return b"".join(lanes_json(self.timeline, self.now_s()))
 
     async def run(self) -> None:
-        """Sample until cancelled."""
         while True:
             began_s = time.perf_counter()
             self.sample()
@@ -80,7 +79,6 @@ class ActivitySampler:
             await asyncio.sleep(max(_EVERY_S, took_s / _SHARE))
 
     def sample(self) -> None:
-        """Take one sample."""
         now_s = self.now_s()
         passed_s = 0.0 if self._last_s is None else now_s - self._last_s
         self._last_s = now_s
@@ -188,9 +186,7 @@ class ActivitySampler:
 
     # ---- time of jobs ----
     def _account(self, doing: dict[str, set[str]], passed_s: float) -> None:
-        """Add the time since the last sample to one part of each live job, the first
-        that applies.
-        """
+        """Add the time since the last sample to the first part of each live job that applies."""
         state = self._plane.controller.rollout.state
         counts = self._plane.controller.operations.waiting()
         waiting = {model for model, count in counts.items() if count}
@@ -251,7 +247,6 @@ class SlackMeter:
         use.busy_s += passed_s * busy
 
     def sample(self, passed_s: float) -> None:
-        """Sample shared nodes and the cores of sandboxes."""
         self._sample_phases(passed_s)
         environments, cores = self._plane.actions.cores_in_use()
         self._reserved_core_s += passed_s * environments

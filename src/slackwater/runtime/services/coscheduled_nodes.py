@@ -44,7 +44,7 @@ class CoscheduledNodes:
         return place_on(name, first, size.of_deployment)
 
     def share(self, place: NodeId) -> float:
-        """Which part of its node a place is."""
+        """The part of its node that a place is, at most 1."""
         devices = place_devices(place)
         return 1.0 if devices is None else len(devices) / self._sizes[_pool_of(place)].devices
 

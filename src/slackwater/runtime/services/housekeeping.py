@@ -120,7 +120,6 @@ class Housekeeping:
                 await asyncio.to_thread(remove_folder, folder)
 
     async def drop_sampling_sessions(self, session: SessionId) -> None:
-        """Drop the sampling sessions of a session that has ended."""
         gone = [s for s in self.sampling.sessions() if s.session == session]
         await self._drop(gone)
 

@@ -129,7 +129,6 @@ class InstanceService:
         return any(self._requests[name].model == model for name in coming)
 
     def has_request_for(self, model: str) -> bool:
-        """Whether an instance of a model was ever added or listed."""
         return any(request.model == model for request in self._requests.values())
 
     def rows(self) -> list[dict[str, Any]]:
@@ -152,7 +151,6 @@ class InstanceService:
         return sorted(shown, key=lambda row: str(row["instance"]))
 
     def faults(self) -> list[str]:
-        """The last starts that failed."""
         return list(self._faults)
 
     # ---- for the control plane ----

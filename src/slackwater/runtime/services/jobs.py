@@ -24,7 +24,7 @@ from slackwater.runtime.store.job_accounts import (
 
 @dataclass(eq=False)
 class Jobs:
-    """`feed` feeds the controller, whose registry `book` is read only; the `operator` sees all."""
+    """`feed` feeds the controller, whose `registry` is only read; the `operator` sees all jobs."""
 
     store: Store
     sessions: Sessions
@@ -49,7 +49,6 @@ class Jobs:
             self.record_activity(job, tenant)
 
     async def save(self) -> None:
-        """Save the account of every job."""
         entries = self.registry.entries()
         if entries:
             await self.store.call(lambda c: save_accounts(c, entries))

@@ -52,12 +52,10 @@ class LoopShares:
         self._locks: defaultdict[TenantId, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def record_request(self, tenant: TenantId) -> None:
-        """The tenant sent a request."""
         if self.is_shared:
             self._last_request_s[tenant] = self._clock()
 
     def is_contended(self, tenant: TenantId) -> bool:
-        """Whether other tenants are active too."""
         if not self.is_shared:
             return False
         since_s = self._clock() - self._active_s
@@ -78,9 +76,7 @@ class LoopShares:
         self.charge(tenant, times * min(seconds, _LONGEST_STEP_S))
 
     async def wait_turn(self, tenant: TenantId) -> None:
-        """Wait until the tenant may continue. A tenant in debt waits at least one round of the
-        loop.
-        """
+        """Wait until the tenant may continue; in debt, at least one round of the loop."""
         if self.is_shared and (self._locks[tenant].locked() or self._debt_s(tenant) > 0):
             async with self._locks[tenant]:
                 await asyncio.sleep(0)
@@ -156,7 +152,6 @@ class TenantQueues:
         self._is_resting = False
 
     def put(self, tenant: TenantId, steps: Iterator[None]) -> None:
-        """Append steps to the tenant's queue."""
         self.shares.record_request(tenant)
         queue = self._queues.get(tenant)
         if queue is None:
@@ -169,7 +164,6 @@ class TenantQueues:
             self._plan(0.0)
 
     def each(self, tenant: TenantId, items: Iterable[T], work: Callable[[T], object]) -> None:
-        """Queue one step per item."""
         self.put(tenant, (None for item in items if work(item) or True))
 
     def _work(self) -> None:
@@ -226,9 +220,7 @@ class FairWork:
         self._slots = defaultdict[TenantId, asyncio.Semaphore](lambda: asyncio.Semaphore(most_each))
 
     async def run(self, tenant: TenantId, work: Callable[..., T], *arguments: Any) -> T:
-        """Run work when it is the tenant's turn. Work whose waiter was cancelled before
-        is skipped.
-        """
+        """Run work in the tenant's turn, unless its waiter was cancelled before."""
         loop, slots, used_s = asyncio.get_running_loop(), self._slots[tenant], 0.0
 
         def measure() -> T:

@@ -81,7 +81,6 @@ class PhaseService:
 
     # ---- jobs ----
     def end(self, tenant: TenantId, name: str, outcome: Any, reason: str) -> RegisteredJob:
-        """End a job for its owner."""
         entry = self._find_entry(tenant, name)
         self._feed(JobEnded(loop_time(), entry.job, outcome, reason))
         return entry
@@ -206,7 +205,6 @@ class PhaseService:
         )
 
     def timeline(self) -> bytes:
-        """The timeline of the shared nodes, for Perfetto."""
         drawn = self.executor.spans.timeline("live", "this service", loop_time())
         return b"".join(trace_json(drawn))
 
@@ -308,7 +306,6 @@ def _permit_reply(
 
 
 def stage_reply(entry: RegisteredJob, name: str) -> dict[str, Any]:
-    """A job's stage, for its owner."""
     refused = entry.stage is JobStage.REFUSED
     return {
         "job": name,

@@ -19,9 +19,7 @@ from slackwater.runtime.store.versions import read_known_versions
 
 @dataclass(frozen=True, slots=True)
 class Publications:
-    """Tells the weight director of versions, and has housekeeping remove those that are
-    replaced.
-    """
+    """Tells the weight director of versions; housekeeping removes those that are replaced."""
 
     rollout: EngineExecutor
     sampling: SamplingService

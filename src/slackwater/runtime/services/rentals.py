@@ -53,8 +53,8 @@ class _StoredRentals(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class RentalHooks:
-    """`token_of(node, pool)` is a join token, `leave(node, in_s)` moves the turns off a node and
-    ends its agent, `others` counts remote engines on nodes that are not these.
+    """`join_token(node, pool)`; `leave(node, in_s)` moves the turns off a node and ends its agent;
+    `count_other_engines` counts remote engines that are not on these nodes.
     """
 
     join_token: Callable[[NodeId, str], str]
@@ -84,7 +84,7 @@ class RentalService:
         fleet: FleetDriver,
         fleet_nodes: Mapping[NodeId, str],
     ) -> None:
-        """`places` are the fleet's nodes behind those of the co-scheduler."""
+        """`fleet_nodes` names the fleet's node behind each of the co-scheduler's."""
         self._providers = {provider.pool: provider for provider in file.providers}
         self._folder, self._hooks, self._fleet_nodes = folder, hooks, fleet_nodes
         stored = self._read()
@@ -203,7 +203,7 @@ class RentalService:
             self._spawn(self._release(node, rental))
 
     def _begin_release(self, node: NodeId, retry_s: float = 0.0) -> None:
-        """Release a node, which can be rented again `again_s` after its machine has ended."""
+        """Release a node, which can be rented again `retry_s` after its machine has ended."""
         if (rental := self._rentals.get(node)) is None or rental.returned:
             return
         rental.returned, rental.retry_s = True, retry_s

@@ -141,7 +141,6 @@ class SamplingService:
                 self.end(request, RequestOutcome(KIND, None, ended, FaultOwner.USER))
 
     def session(self, tenant: TenantId, name: str) -> SamplingSession:
-        """One of the tenant's sampling sessions."""
         found = self._sessions.get(SamplingSessionId(name))
         if found is None or found.tenant != tenant:
             raise NotFoundError(f"sampling_session_id: {name!r} is not one of yours, or has ended")
@@ -199,7 +198,6 @@ class SamplingService:
         )
 
     def job_of(self, request: RequestId) -> JobId | None:
-        """The job of an unfinished request."""
         run = self._under_way.get(request)
         return None if run is None else run.job
 
@@ -213,7 +211,6 @@ class SamplingService:
             )
 
     def session_of(self, request: RequestId) -> SamplingSession | None:
-        """The sampling session of an unfinished request."""
         run = self._under_way.get(request)
         return None if run is None else run.session
 
@@ -260,7 +257,6 @@ class SamplingService:
         self._finish(request, run, RequestOutcome(KIND, written))
 
     def end(self, request: RequestId, outcome: RequestOutcome) -> None:
-        """End a request without an answer."""
         self._finish(request, self._close(request), outcome)
 
     def _close(self, request: RequestId) -> "_SampleRun":
@@ -351,7 +347,6 @@ class _SampleRun:
             self.service.answer(self.request, self._answer)
 
     def is_long(self) -> bool:
-        """Whether writing the answer takes long."""
         scored = self._results[0].prompt_logprobs is not None
         tokens = sum(len(result.tokens) for result in self._results.values())
         return scored or self.sample.topk_logprobs > 0 or tokens > _LONG_ANSWER_TOKENS

@@ -29,9 +29,7 @@ class Sessions:
         self._sessions: dict[SessionId, Session] = {}
 
     async def adopt(self, now_s: float) -> None:
-        """Adopt sessions; those that were active get a fresh heartbeat, since the
-        service was away.
-        """
+        """Adopt sessions; the service was away, so active ones get a fresh heartbeat."""
 
         def read(connection: Connection) -> list[tuple[Session, bool]]:
             rows = connection.execute(sa.select(sessions))
@@ -43,7 +41,7 @@ class Sessions:
                 self._book.touch(session.session, now_s)
 
     async def open(self, tenant: TenantId, description: dict[str, Any], now_s: float) -> SessionId:
-        """`described` may name the job that the session belongs to."""
+        """Open a session; its description may name the job that it belongs to."""
         name = SessionId(secrets.token_hex(12))
         job = job_of_session(tenant, name, description.get(JOB))
         session = Session(name, tenant, time.time(), job)
@@ -77,7 +75,6 @@ class Sessions:
         return {session.job: session.tenant for session in living}
 
     def live_sessions(self, job: JobId) -> list[SessionId]:
-        """A job's sessions that have not ended."""
         own = [s.session for s in self._sessions.values() if s.job == job]
         return [session for session in own if self._book.is_alive(session)]
 
@@ -97,7 +94,6 @@ class Sessions:
         return sum(self._book.is_alive(session) for session in self._sessions)
 
     async def end(self, session: SessionId, status: dict[str, Any]) -> None:
-        """End a session and save its final status."""
         self._book.end(session)
         ending = sessions.update().where(sessions.c.session == session)
         await self._store.call(
@@ -126,7 +122,6 @@ class Sessions:
         return await self._store.call(read)
 
     async def update_description(self, session: SessionId, **changed: Any) -> None:
-        """Change fields of a session's description."""
 
         def write(connection: Connection) -> None:
             stored = connection.execute(

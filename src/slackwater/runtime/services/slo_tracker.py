@@ -1,6 +1,4 @@
-"""Tracks whether a served model meets its SLO as users see it, from the arrival of
-their request.
-"""
+"""Tracks whether a served model meets its SLO as its users see it."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -34,9 +32,7 @@ class _Answer:
 
 @dataclass(slots=True)
 class ServedMinute:
-    """Latencies of the requests that ended in one minute; `number` counts minutes of
-    the service.
-    """
+    """Latencies of the requests that ended in a minute, the `number`-th of the service."""
 
     number: int
     met: int = 0
@@ -61,7 +57,7 @@ class SloTracker:
     """Follows the requests for one served model; `since_s` is when it started.
 
     A failed request misses the SLO. One that its user cancels counts only if it was late by then.
-    `note` gets the time of each answer, its prompt tokens and its output tokens.
+    `on_answer` gets the time of each answer, its prompt tokens and its output tokens.
     """
 
     def __init__(
@@ -80,17 +76,14 @@ class SloTracker:
         self._on_answer = on_answer
 
     def record_arrival(self, turn: TurnId, at_s: float, prompt_tokens: int = 0) -> None:
-        """The request of a turn arrived at `at_s`."""
         self._open_requests[turn] = _OpenRequest(at_s, prompt_tokens)
 
     def record_first_token(self, turn: TurnId, now_s: float) -> None:
-        """The first tokens of a turn were sent to the user."""
         request = self._open_requests.get(turn)
         if request is not None and request.first_s == _NEVER_S:
             request.first_s = now_s
 
     def record_answer(self, turn: TurnId, now_s: float, tokens: int) -> None:
-        """A turn is complete."""
         request = self._open_requests.pop(turn, None)
         if request is not None:
             first_s = min(request.first_s, now_s)
@@ -99,7 +92,6 @@ class SloTracker:
             self._on_answer(now_s - request.arrived_s, request.prompt_tokens, tokens)
 
     def record_failure(self, turn: TurnId, now_s: float) -> None:
-        """A turn failed."""
         if self._open_requests.pop(turn, None) is not None:
             self._count_answer(_Answer(now_s, _NEVER_S, _NEVER_S))
 
@@ -123,7 +115,6 @@ class SloTracker:
         return late < _MANY_LATE and not self._overload.is_broken(now_s)
 
     def gauges(self, now_s: float) -> dict[str, float]:
-        """Gauges of the last sixty seconds."""
         self._drop_old(now_s)
         recent = self._recent
         met = sum(self.slo.is_met(answer.ttft_s, answer.tpot_s) for answer in recent)

@@ -52,14 +52,12 @@ class Submissions:
 
     # ---- from one start to the next ----
     async def read(self) -> dict[JobId, SubmittedJob]:
-        """Read the submitted jobs from the store."""
         self._jobs = {
             submitted.job: submitted for submitted in await self.store.call(read_submitted_jobs)
         }
         return dict(self._jobs)
 
     async def adopt_drivers(self) -> None:
-        """Adopt the drivers that an earlier control plane started."""
         await asyncio.gather(*(self.executor.adopt(submitted) for submitted in self._jobs.values()))
 
     # ---- requests of people ----
@@ -147,7 +145,6 @@ class Submissions:
         return self.describe(tenant, name)
 
     def describe(self, tenant: TenantId, name: str) -> dict[str, Any]:
-        """All details of a job, submitted or not."""
         job = self._find(tenant, name)
         entry = self.controller.jobs.find(job)
         assert entry is not None
@@ -188,9 +185,7 @@ class Submissions:
         )
 
     def log(self, tenant: TenantId, name: str, place: int, most: int) -> dict[str, Any]:
-        """The log of a job's drivers from `place` on, and the next place
-        (`DriverFiles.read_log`).
-        """
+        """The drivers' log from `place` on, and the next place (`DriverFiles.read_log`)."""
         job = self._find_submitted(tenant, name)
         place, output = self.executor.files(job).read_log(place, min(most, MOST_LOG_BYTES))
         entry = self.controller.jobs.find(job)

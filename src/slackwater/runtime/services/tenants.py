@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 
 from slackwater.model.errors import ConfigError, UnavailableError
 from slackwater.model.folder import write_whole
-from slackwater.model.ids import TenantId, check_tenant
+from slackwater.model.ids import JobId, TenantId, check_tenant
 from slackwater.runtime.store.state_directory import StateDirectory
 
 _JOB_KEY = "tml-job:"
@@ -60,6 +60,10 @@ class Tenants:
         proof = hmac.new(secret, f"job {name}".encode(), "sha256").hexdigest()[:40]
         return f"{_JOB_KEY}{tenant}:{name}:{proof}"
 
+    def key_of_job(self, job: JobId) -> str:
+        tenant, _, name = job.partition("/")
+        return self.job_key(TenantId(tenant), name)
+
     def job_of_key(self, key: str) -> str | None:
         """The job of a job key; None for an ordinary key."""
         return self._parse_job_key(key)[1] if key.startswith(_JOB_KEY) else None
@@ -75,7 +79,6 @@ class Tenants:
         return TenantId(tenant), name
 
     def key_of(self, tenant: str) -> str:
-        """A key of the tenant."""
         return next(key for key, name in self._keys.items() if name == tenant)
 
     def names(self) -> list[str]:
@@ -108,5 +111,4 @@ class TurnShares:
         assert self._live[tenant] >= 0, "a tenant gave back more turns than it took"
 
     def live(self) -> dict[TenantId, int]:
-        """Live turns by tenant."""
         return {tenant: count for tenant, count in self._live.items() if count}

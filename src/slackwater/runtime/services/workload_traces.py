@@ -1,6 +1,4 @@
-"""Traces for `slackwater plan`: served requests and spot engines of the last week, one file a day
-in the state folder.
-"""
+"""Traces for `slackwater plan`: served requests and spot engines, one file a day for a week."""
 
 import asyncio
 import logging
@@ -36,7 +34,6 @@ class WorkloadTraces:
         self._spot: set[str] = set()
 
     def record_served(self, took_s: float, prompt_tokens: int, output_tokens: int) -> None:
-        """A request for the served model was answered after `took_s`."""
         at_s = time.time() - took_s
         self._noted["served"].append(f"{at_s:.3f},{prompt_tokens},{output_tokens}\n")
 

@@ -177,7 +177,6 @@ def mark_waiting(connection: Connection, name: ActionId) -> None:
 def end_actions(
     connection: Connection, results: Sequence[tuple[ActionId, ActionResult]], now_s: float
 ) -> None:
-    """Save the one result of each action."""
     rows = [{"name": name, "said": encode(result), "now_s": now_s} for name, result in results]
     _execute(connection, _END, rows)
 

@@ -34,7 +34,7 @@ class BaseModel:
 
     @property
     def uri(self) -> str:
-        """The URI of the model, the same on every node."""
+        """The same on every node."""
         return str(Uri("models", quote(self.name, safe="")))
 
     def room_after(self, prompt: Sequence[int]) -> int:
@@ -111,7 +111,6 @@ class BaseModels:
         return {Uri.parse(model.uri).name: model.directory for model in self._by_name.values()}
 
     def get(self, name: str) -> BaseModel:
-        """By name or directory."""
         model = self._by_name.get(name) or self._by_directory.get(name.rstrip("/"))
         if model is None:
             known = ", ".join(sorted(self._by_name))

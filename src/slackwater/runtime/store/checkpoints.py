@@ -57,7 +57,7 @@ def checkpoint_path(model: ModelId, kind: str, name: str) -> str:
 
 
 def parse_path(path: str) -> tuple[ModelId, str, str]:
-    """Model, kind and name."""
+    """Returns model, kind and name."""
     match = _PATH.fullmatch(path)
     if match is None:
         raise ConfigError.of("path", path, "must be tinker://MODEL/weights|sampler_weights/NAME")
@@ -89,7 +89,7 @@ def put_checkpoint(connection: Connection, new: Checkpoint) -> None:
 def find_checkpoint(
     connection: Connection, tenant: TenantId, path: str, now_s: float, *, readable: bool = True
 ) -> Checkpoint:
-    """One that the tenant owns or, if `readable`, that is public."""
+    """Find one that the tenant owns or, if `readable`, that is public."""
     parse_path(path)
     row = connection.execute(sa.select(checkpoints).where(checkpoints.c.path == path)).first()
     visible = row is not None and (row.tenant == tenant or (readable and row.public))
@@ -147,7 +147,6 @@ def drop_checkpoint(connection: Connection, path: str) -> None:
 
 
 def find_expired(connection: Connection, now_s: float) -> list[Checkpoint]:
-    """Those whose time has come."""
     columns = checkpoints.c
     rows = connection.execute(
         sa.select(checkpoints).where(columns.expires_s.is_not(None), columns.expires_s <= now_s)
@@ -156,7 +155,6 @@ def find_expired(connection: Connection, now_s: float) -> list[Checkpoint]:
 
 
 def update_checkpoint(connection: Connection, path: str, **values: Any) -> None:
-    """Change fields of a row."""
     connection.execute(checkpoints.update().where(checkpoints.c.path == path).values(**values))
 
 
@@ -168,5 +166,4 @@ def size_of(path: Path) -> int:
 
 
 def remove_folder(folder: Path) -> None:
-    """Of a state that is no longer wanted."""
     shutil.rmtree(folder, ignore_errors=True)

@@ -148,7 +148,6 @@ class Store:
         self._checkpointing: asyncio.Future[None] | None = None
 
     async def open(self) -> None:
-        """Connect, and bring the tables up to date."""
         await self._thread.run(self._open)
 
     def _open(self) -> None:

@@ -54,7 +54,6 @@ def add_job(connection: Connection, job: JobId, tenant: TenantId, file: JobFile)
 
 
 def keep_driver(connection: Connection, driver: KeepDriver) -> None:
-    """Save what the driver registry knows of a job now."""
     ended_s = None if driver.over is None else time.time()
     known = jobs.update().where(jobs.c.job == driver.job)
     connection.execute(known.values(**msgspec.structs.asdict(driver), ended_s=ended_s))
@@ -90,7 +89,6 @@ class SavedAccount(msgspec.Struct, frozen=True):
 
 
 def save_accounts(connection: Connection, entries: list[RegisteredJob]) -> None:
-    """Save the accounts of all jobs in one row."""
     save = partial(msgspec.convert, type=SavedAccount, from_attributes=True)
     put_fact(connection, _NAME, [save(entry) for entry in entries])
 

@@ -116,7 +116,7 @@ def _forget_payloads(connection: Connection, *of_operations: sa.ColumnElement[bo
 
 
 def add_model(connection: Connection, model: TrainedModel, user_metadata: Any) -> None:
-    """Nothing if it is there."""
+    """Nothing changes if it is there."""
     known = connection.execute(sa.select(models.c.model).where(models.c.model == model.model))
     if known.first() is not None:
         return
@@ -132,13 +132,11 @@ def model_of(row: Row[Any]) -> TrainedModel:
 
 
 def lora_columns(lora: LoraShape) -> dict[str, Any]:
-    """An adapter's shape in the columns of a row."""
     flags = {name: getattr(lora, name) for name in ("train_attn", "train_mlp", "train_unembed")}
     return {"lora_rank": lora.rank, **flags}
 
 
 def lora_of(row: Row[Any]) -> LoraShape:
-    """The reverse."""
     return LoraShape(row.lora_rank, row.train_attn, row.train_mlp, row.train_unembed)
 
 

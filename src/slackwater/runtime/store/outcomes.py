@@ -68,7 +68,6 @@ class FutureBoard:
         return self._closed
 
     def expect(self, request: RequestId, tenant: TenantId) -> None:
-        """Add a request that has no outcome yet."""
         self._waiting.setdefault(request)
         self._tenants[request] = tenant
         self._since_s.setdefault(request, time.monotonic())
@@ -100,7 +99,6 @@ class FutureBoard:
         self._tenants.pop(request, None)
 
     def tenant_of(self, request: RequestId) -> TenantId | None:
-        """The tenant of a request that is on the board."""
         return self._tenants.get(request)
 
     def recent(self, request: RequestId) -> RequestOutcome | None:
@@ -154,7 +152,6 @@ class FinishedRequestFeed:
             self._news[session].set()
 
     def acknowledge(self, session: SamplingSessionId, requests: Collection[RequestId]) -> None:
-        """Drop requests that the client has read."""
         by_cursor = self._finished.get(session, {})
         for cursor in [c for c, finished in by_cursor.items() if finished.request in requests]:
             del by_cursor[cursor]

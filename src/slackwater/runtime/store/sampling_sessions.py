@@ -18,7 +18,7 @@ IN_ONE_STATEMENT = 1000  # values; databases have limits
 def add_sampling_session(
     connection: Connection, new: SamplingSession, seq: int | None, now_s: float
 ) -> None:
-    """Nothing if it is there."""
+    """Nothing changes if it is there."""
     known = connection.execute(
         sa.select(sampling_sessions.c.session).where(
             sampling_sessions.c.sampling_session == new.sampling_session
@@ -64,7 +64,7 @@ def count_of_lineage(connection: Connection, session: SessionId, lineage: str) -
 
 
 def join_session(connection: Connection, sampling_session: SamplingSessionId) -> int:
-    """The number of one more clone: 1, 2, ..."""
+    """Returns the number of the new clone: 1, 2, ..."""
     columns = sampling_sessions.c
     connection.execute(
         sampling_sessions.update()

@@ -23,7 +23,6 @@ metadata = MetaData()
 
 
 def _request_columns() -> list[Column[Any]]:
-    """Columns of a request and its outcome."""
     return [
         Column("digest", String, nullable=False),
         Column("status", String, nullable=False),

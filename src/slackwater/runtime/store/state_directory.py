@@ -83,7 +83,6 @@ class StateDirectory:
         return str(Uri.parse(f"slackwater:{kind}/{'/'.join(rest)}"))
 
     def path(self, uri: str) -> Path:
-        """The path of a saved state."""
         parsed = Uri.parse(uri)
         return self.root / parsed.kind / parsed.name
 
@@ -125,7 +124,6 @@ class StateDirectory:
             self._lock = None
 
     def is_locked(self) -> bool:
-        """Whether a live process has it."""
         return is_locked(self.root / "lock")
 
     @property

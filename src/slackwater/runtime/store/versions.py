@@ -57,7 +57,7 @@ class VersionShelf(Protocol):
         """Write what several ranks wrote of a version as one file."""
 
     def meta(self, version: str) -> Mapping[str, Any]:
-        """What its publisher said of a version."""
+        """What its publisher wrote with a version."""
 
     def versions(self) -> tuple[str, ...]: ...
 

@@ -96,7 +96,7 @@ class FrontChannel:
         for turn in turns:
             key = turn.base_model, turn.tenant
             if key not in reasons:
-                reasons[key] = self.plane.broken_engine(*key)
+                reasons[key] = self.plane.breakdowns.engine_failure(*key)
             if (why := reasons[key]) is not None:
                 self.plane.rollout.cancel(turn.name)
                 turn.fail(why)
@@ -191,7 +191,7 @@ class _Front:
         if not self.turns.keys().isdisjoint(range(first, first + count)):
             raise ConfigError.of("number", first, "must be a new one")
         plane.bases.get(message.base_model)  # NotFoundError if there is none
-        if (why := plane.broken_engine(message.base_model, tenant)) is not None:
+        if (why := plane.breakdowns.engine_failure(message.base_model, tenant)) is not None:
             raise FailedTurnError(why)
         plane.shares.take(tenant, count)
         self._waiting[first] = tenant, count
@@ -249,7 +249,7 @@ class _Front:
         plane, tenant = self._plane, TenantId(message.tenant)
         session = plane.sampling.session(tenant, message.sampling_session)
         plane.sessions.record_heartbeat(session.session, loop_time())
-        if (why := plane.broken_engine(session.base_model, tenant)) is not None:
+        if (why := plane.breakdowns.engine_failure(session.base_model, tenant)) is not None:
             raise FailedTurnError(why)
 
         def reply(request: RequestId | SlackwaterError, new: bool) -> None:

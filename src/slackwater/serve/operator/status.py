@@ -21,9 +21,9 @@ _NOT_UP = ("starting", InstanceState.JOINING.value, InstanceState.PULLING.value)
 
 def problems_of(plane: ControlPlane, tenant: TenantId) -> list[str]:
     """Models and training that cannot run; for the operator also failed workers and lost nodes."""
-    models = (plane.broken_engine(base.name, tenant) for base in plane.bases)
+    models = (plane.breakdowns.engine_failure(base.name, tenant) for base in plane.bases)
     problems = [f"{why}; requests get 503" for why in models if why is not None]
-    if (why := plane.broken_trainer(tenant)) is not None:
+    if (why := plane.breakdowns.trainer_failure(tenant)) is not None:
         problems.append(f"{why}; training requests get 503")
     if plane.is_operator(tenant):
         problems += map(str, plane.fleet.supervisor.failures().values())

@@ -202,7 +202,7 @@ class TrainingHandlers:
 
     async def create_model(self, body: bodies.CreateModelBody, tenant: Caller) -> dict[str, str]:
         session = self.plane.sessions.get(tenant, body.session_id)
-        if (why := self.plane.broken_trainer(tenant)) is not None:
+        if (why := self.plane.breakdowns.trainer_failure(tenant)) is not None:
             raise FailedTurnError(why)
         if not self.plane.sessions.is_live(session.session):
             raise GoneError(f"session_id: {session.session!r} has ended")
