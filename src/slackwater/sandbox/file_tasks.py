@@ -18,7 +18,7 @@ from slackwater.sandbox.trees import (
     delete_tree,
     disk_bytes,
     open_folder,
-    opened_folder,
+    use_folder,
 )
 
 # Arguments and results cross a pipe: numbers, text, bytes, None, and lists and dicts of them.
@@ -191,7 +191,7 @@ def populate(
         mount_overlay(snapshot, root, user)
     elif snapshot is not None:
         TreeCopier(CopyLimits(), user=user).copy(snapshot, view)
-    with opened_folder(view) as top:
+    with use_folder(view) as top:
         for name, content in files.items():
             _write_file(top, name, content, user)
         if user is not None:
@@ -206,9 +206,9 @@ def mount_overlay(lower_folder: str, root: str, user: int | None) -> None:
         os.chown(f"{root}/upper", user, user)
     # By descriptor: a path may contain the characters that separate options, or layers.
     with (
-        opened_folder(lower_folder) as lower,
-        opened_folder(f"{root}/upper") as upper,
-        opened_folder(f"{root}/shadow") as work,
+        use_folder(lower_folder) as lower,
+        use_folder(f"{root}/upper") as upper,
+        use_folder(f"{root}/shadow") as work,
     ):
         layers = {"lowerdir": lower, "upperdir": upper, "workdir": work}
         options = ",".join(f"{name}=/proc/self/fd/{fd}" for name, fd in layers.items())
@@ -258,12 +258,12 @@ def copy_snapshot(view: str, partial: str, max_bytes: int | None) -> int:
 
 def change_owner(folders: Sequence[str], user: int) -> None:
     for folder in folders:
-        with opened_folder(folder) as top:
+        with use_folder(folder) as top:
             chown_tree(top, user)
 
 
 def delete(parent: str, name: str) -> None:
-    with opened_folder(parent) as top:
+    with use_folder(parent) as top:
         delete_tree(top, name)
 
 

@@ -36,8 +36,8 @@ def open_folder(name: str, *, dir_fd: int | None = None) -> int:
 
 
 @contextlib.contextmanager
-def opened_folder(name: str, *, dir_fd: int | None = None) -> Iterator[int]:
-    """`open_folder` inside the context."""
+def use_folder(name: str, *, dir_fd: int | None = None) -> Iterator[int]:
+    """Open a folder, as `open_folder`, inside the context."""
     descriptor = open_folder(name, dir_fd=dir_fd)
     try:
         yield descriptor
@@ -93,7 +93,7 @@ def delete_tree(parent: int, name: str) -> None:
         while folders := _unlink_files(top):
             for folder in folders:
                 _make_writable(folder, top)
-                with opened_folder(folder, dir_fd=top) as inner:
+                with use_folder(folder, dir_fd=top) as inner:
                     for inner_name in _unlink_files(inner):
                         count += 1
                         _make_writable(inner_name, inner)
