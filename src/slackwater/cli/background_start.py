@@ -77,7 +77,13 @@ def start_in_background(root: Path) -> int:
             stderr=log,
             start_new_session=True,
         )
-    server = _wait_until_serving(folder, process, output, before)
+    try:
+        server = _wait_until_serving(folder, process, output, before)
+    except (KeyboardInterrupt, SystemExit):  # Ctrl-C and SIGTERM
+        process.terminate()
+        process.wait()
+        _remove(folder, before)
+        raise
     print(output.read_text().replace(STOP_HINT, _stop_hint(root)), end="", flush=True)
     _wait_for_workers(server, process, output)
     return 0

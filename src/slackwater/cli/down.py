@@ -24,17 +24,17 @@ def down(
     from slackwater.runtime.store.state_directory import StateDirectory
 
     folder = StateDirectory(state, make=False)
-    server = folder.read_server()
-    if not folder.is_locked() or server is None:
+    pid = folder.holder()
+    if pid is None:
         print(f"no service is running on {folder.root}")
         return 0
     with contextlib.suppress(ProcessLookupError):
-        os.kill(int(server["pid"]), signal.SIGTERM)
+        os.kill(pid, signal.SIGTERM)
     deadline_s = time.monotonic() + timeout_s
     while folder.is_locked():
         if time.monotonic() > deadline_s:
             raise UnavailableError(
-                f"the service (pid {server['pid']}) is still stopping after {timeout_s:g} s"
+                f"the service (pid {pid}) is still stopping after {timeout_s:g} s"
             )
         time.sleep(0.05)
     print("stopped")

@@ -1,7 +1,9 @@
 """`slackwater`: the commands; each is imported only when it is called."""
 
 import importlib
+import signal
 import sys
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -96,34 +98,49 @@ def root(
 
 def main() -> None:
     """Exit 0 if it worked, 1 if it failed, 2 if the input was wrong, 130 on Ctrl-C."""
+    interrupt = _Interrupt()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # no shell ignores it
+        signal.signal(signal.SIGINT, interrupt)
     try:
         status = typer.main.get_command(app).main(prog_name="slackwater", standalone_mode=False)
-    except typer.Exit as ended:
-        sys.exit(ended.exit_code)
-    except _UsageError as error:
-        _show_usage(error)
-        sys.exit(2)
-    except (typer.Abort, KeyboardInterrupt):
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
-    except SlackwaterError as error:
-        print(f"slackwater: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, ValueError) else 1)
-    except ModuleNotFoundError as error:
-        if str(error.name).startswith("slackwater"):
-            raise
-        print(
-            f"slackwater: {error.name} is not installed, but this command needs it: "
-            "pip install -c constraints.txt '.[serve,rl]'",
-            file=sys.stderr,
-        )
-        sys.exit(1)
-    except OSError as error:
-        if error.errno not in DISK_FAULTS and error.filename is None:
-            raise  # not about a file that the user named
-        print(f"slackwater: {error}", file=sys.stderr)
-        sys.exit(1)
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # `_report` raises it again
+        was_interrupted = interrupt.received or isinstance(error, typer.Abort)
+        sys.exit(130 if was_interrupted else _report(error))
     sys.exit(status if isinstance(status, int) else 0)
+
+
+class _Interrupt:
+    """Handles SIGINT, and remembers it: some imports turn KeyboardInterrupt into other errors."""
+
+    received = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.received = True
+        signal.default_int_handler(number, frame)
+
+
+def _report(error: BaseException) -> int:
+    """Print one line about the error of a command, if it is a user's; returns the exit status."""
+    match error:
+        case typer.Exit():
+            return error.exit_code
+        case _UsageError():
+            _show_usage(error)
+            return 2
+        case SlackwaterError():
+            message, status = str(error), 2 if isinstance(error, ValueError) else 1
+        case ModuleNotFoundError() if not str(error.name).startswith("slackwater"):
+            message = (
+                f"{error.name} is not installed, but this command needs it: "
+                "pip install -c constraints.txt '.[serve,rl]'"
+            )
+            status = 1
+        case OSError() if error.errno in DISK_FAULTS or error.filename is not None:
+            message, status = str(error), 1  # about a file that the user named
+        case _:
+            raise error
+    print(f"slackwater: {message}", file=sys.stderr)
+    return status
 
 
 def _show_usage(error: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from slackwater.cli.running_service import AsJson, State, ask_service
+from slackwater.cli.running_service import AsJson, State, ask_service, describe_absence
 from slackwater.cli.up_options import DEFAULT_STATE
 from slackwater.model.errors import UnavailableError
 
@@ -63,9 +63,8 @@ def node_token(state: Path, node: str, pool: str | None) -> str:
     folder = StateDirectory(state, make=False)
     server = folder.read_server()
     if server is None or not folder.is_locked():
-        raise UnavailableError(
-            f"no service is running on {folder.root}; start one with `slackwater up --fleet FILE`"
-        )
+        fix = "start one with `slackwater up --fleet FILE`"
+        raise UnavailableError(describe_absence(folder, fix))
     own = {"node": node, "pool": pool, "key": NodeKeys(folder).key(node, pool)}
     return write_token(server["join"] | own)
 

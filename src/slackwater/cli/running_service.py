@@ -84,15 +84,20 @@ def find_service(
     if server is None or not folder.is_locked():
         given = {"--url": url, "--key": key} if or_by_url else {"--state": None}
         missing = " and ".join(name for name, value in given.items() if value is None)
-        raise UnavailableError(
-            f"no service is running on {folder.root}; start one with `slackwater up`, "
-            f"or give the {missing} of one"
-        )
+        fix = f"start one with `slackwater up`, or give the {missing} of one"
+        raise UnavailableError(describe_absence(folder, fix))
     if url is not None and url.rstrip("/") != server["url"]:
         raise UnavailableError(
             f"--key: is required for {url}; give the key that `slackwater up` printed"
         )
     return str(server["url"]), str(key or server["key"])
+
+
+def describe_absence(folder: "StateDirectory", fix: str = "") -> str:
+    """Why the folder has no service that answers."""
+    if (pid := folder.holder()) is not None:
+        return f"the service on {folder.root} (pid {pid}) is starting or stopping; try again soon"
+    return f"no service is running on {folder.root}{'; ' if fix else ''}{fix}"
 
 
 def wait_until_serving(

@@ -16,18 +16,21 @@ from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.serve.app import create_app
 from slackwater.serve.front.channel import FrontChannel
 from slackwater.serve.front.processes import ForkedFront, FrontEnds, fork_front_ends
-from slackwater.serve.http.server import bind, until_signalled
+from slackwater.serve.http.server import bind, catch_stop_signals, until_signalled
 from slackwater.weights.joined_file import ExportCatalog
 from slackwater.wire.memory import keep_heap_small
 
 
 def run_service(settings: ServiceSettings, folder: StateDirectory) -> int:
     """Serve on this locked folder until a signal; returns the exit status."""
+    early: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):  # to raise during a fork would lose the signal
+        signal.signal(number, lambda received, _: early.append(received))
     keep_heap_small()
     folder.logs.mkdir(parents=True, exist_ok=True)
     listening = bind(settings.host, settings.port)
     fronts = fork_front_ends(settings.front_ends, listening, folder)  # before the first thread
-    serving = _serve(settings, folder, listening, fronts)
+    serving = _serve(settings, folder, listening, fronts, early)
     try:
         import uvloop
     except ImportError:
@@ -41,7 +44,12 @@ async def _serve(
     folder: StateDirectory,
     listening: socket.socket,
     forked: list[ForkedFront],
+    early: list[int],
 ) -> int:
+    """`early` are the signals that came before the event loop could handle them."""
+    stopping = catch_stop_signals()
+    if early:
+        stopping.set_result(early[0])
     # Other threads yield the GIL to the event loop soon: one request needs it about twenty times.
     sys.setswitchinterval(0.0002)
     from slackwater.cli.preflight import check_isolation
@@ -56,11 +64,18 @@ async def _serve(
     channel = FrontChannel(plane)
     fronts = FrontEnds(channel, app, listening, folder, forked)
     await fronts.start(settings.front_ends)  # first: they take a while to start
+    starting = asyncio.create_task(plane.start())
+    stopping.add_done_callback(lambda _: starting.cancel())
     try:
-        await plane.start()
+        await starting
     except BaseException:
         await fronts.stop()
-        raise
+        if not stopping.done():
+            raise
+        await plane.hub.close()
+        await plane.fleet.close()  # its agents would outlive this process
+        print("stopped", file=sys.stderr)
+        return 128 + stopping.result()
     channel.open()
     try:
         join = plane.join_address()
@@ -71,7 +86,7 @@ async def _serve(
         sampling = app.state.dashboard.sampler.run()
         works = (collecting, plane.loop_watch.run(), sampling)
         beside = [asyncio.create_task(work) for work in works]
-        signalled = await until_signalled(plane)
+        signalled = await until_signalled(plane, stopping)
         await plane.drivers.close()  # while they can still end their sessions
         plane.release_waiters()
         await fronts.stop()

@@ -5,7 +5,7 @@ from typing import Any
 
 import typer
 
-from slackwater.cli.running_service import AsJson, ServiceClient, State
+from slackwater.cli.running_service import AsJson, ServiceClient, State, describe_absence
 from slackwater.cli.up_options import DEFAULT_STATE
 
 app = typer.Typer(add_completion=False)
@@ -20,7 +20,7 @@ def status(state: State = DEFAULT_STATE, as_json: AsJson = False) -> int:
     server = folder.read_server()
     if not folder.is_locked() or server is None:
         shown: dict[str, Any] = {"running": False, "state": str(folder.root)}
-        print(json.dumps(shown) if as_json else f"no service is running on {folder.root}")
+        print(json.dumps(shown) if as_json else describe_absence(folder))
         return 1
     found = {"running": True, "url": server["url"], "pid": server["pid"], **ask_status(server)}
     if as_json:

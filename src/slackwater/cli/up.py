@@ -52,6 +52,7 @@ def up(ctx: typer.Context, options: UpOptions) -> int:
     """Start the service; prints its URL and a key, and runs until Ctrl-C or `slackwater down`."""
     gc.disable()  # until the service is built (`collect_when_idle`)
     _import_numpy()
+    from slackwater.cli.atomic_file import unwind_on_terminate
     from slackwater.cli.background_start import removing_failed_start, start_in_background
     from slackwater.cli.device_preview import preview_devices
     from slackwater.cli.preflight import check_device, check_models, check_room
@@ -85,6 +86,7 @@ def up(ctx: typer.Context, options: UpOptions) -> int:
     if settings.has_engines:
         check_models(settings.models)
     check_room(root)
+    unwind_on_terminate()  # until the service handles signals
     if options.background:
         return start_in_background(root)
     from slackwater.cli.service_process import run_service  # imported late: takes 1 s

@@ -48,6 +48,32 @@ def test_a_path_that_cannot_be_is_named_in_one_line() -> None:
     assert "File name too long" in ended.stderr and len(ended.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("module", "then"),
+    [
+        ("typer", "raise"),
+        ("slackwater.cli.status", "raise"),
+        ("slackwater.cli.status", "raise ValueError('as pydantic does') from None"),
+    ],
+)
+def test_ctrl_c_during_an_import_prints_nothing(module: str, then: str) -> None:
+    program = f"""
+import os, runpy, signal, sys
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            try: os.kill(os.getpid(), signal.SIGINT)
+            except KeyboardInterrupt: {then}
+sys.meta_path.insert(0, Interrupting())
+sys.argv = ["slackwater", "status"]
+runpy.run_module("slackwater", run_name="__main__")
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
 def test_an_unknown_command_ends_with_status_2() -> None:
     assert call("no-such-command").returncode == 2
 

@@ -12,6 +12,8 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
+from slackwater.cli import down as down_command
+from slackwater.cli import status as status_command
 from slackwater.cli import up as up_command
 from slackwater.cli.background_start import removing_failed_start
 from slackwater.cli.preflight import check_room
@@ -72,6 +74,62 @@ def test_ctrl_c_stops_a_service_without_warnings(tmp_path: Path) -> None:
     assert service.returncode == 130
     lines = [line for line in said.splitlines() if not line.startswith("WARNING: actions are not")]
     assert lines == ["stopped"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("reached", ["lock", "logs/service.log"])
+def test_a_start_that_is_interrupted_leaves_no_file(
+    tmp_path: Path, number: signal.Signals, reached: str
+) -> None:
+    state = tmp_path / "state"
+    with start_up(state) as service:
+        wait_for_file(state / reached)
+        service.send_signal(number)
+        _, said = service.communicate(timeout=120)
+    assert service.returncode == 128 + number
+    assert "Traceback" not in said
+    assert not state.exists(), sorted(state.rglob("*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_start_in_the_background_leaves_no_process(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    state = tmp_path / "state"
+    with start_up(state, "--background") as starter:
+        wait_for_file(state / "lock")
+        starter.send_signal(number)
+        starter.communicate(timeout=120)
+    assert starter.returncode == 128 + number
+    assert not state.exists(), sorted(state.rglob("*"))
+
+
+def test_down_stops_a_service_that_is_starting(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    runner = CliRunner()
+    with start_up(state) as service:
+        wait_for_file(state / "lock")
+        while not (state / "lock").read_text():
+            assert service.poll() is None
+        asked = runner.invoke(status_command.app, ["--state", str(state)])
+        ended = runner.invoke(down_command.app, ["--state", str(state)])
+        service.communicate(timeout=120)
+    assert f"(pid {service.pid}) is starting or stopping; try again soon" in asked.output
+    assert ended.output == "stopped\n" and not state.exists()
+
+
+def start_up(state: Path, *options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "slackwater", "up", "--state", str(state), "--port", "0"]
+    return subprocess.Popen(
+        [*command, *BARE, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_for_file(path: Path) -> None:
+    deadline_s = time.monotonic() + 120
+    while not path.exists():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
 
 
 def test_a_fleet_of_this_machine_is_ready_when_its_agents_have_joined(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -344,7 +345,7 @@ def test_a_second_service_on_a_folder_is_told_about_the_first(tmp_path: Path) ->
     first, second = StateDirectory(tmp_path), StateDirectory(tmp_path)
     first.lock()
     first.write_server({"pid": 42, "url": "http://here"})
-    with pytest.raises(RefusedError, match=r"pid 42, http://here.*slackwater down"):
+    with pytest.raises(RefusedError, match=rf"pid {os.getpid()}, http://here.*slackwater down"):
         second.lock()
     first.unlock()
     second.lock()

@@ -109,22 +109,32 @@ class StateDirectory:
         """Lock the folder for this process; RefusedError says who has it."""
         self._lock = try_lock(self.root / "lock")
         if self._lock is None:
-            running = self.read_server() or {}
-            where = running.get("url", "not ready yet")
+            where = (self.read_server() or {}).get("url", "not ready yet")
             raise RefusedError(
-                f"a service is running on {self.root} (pid {running.get('pid', '?')}, {where}): "
+                f"a service is running on {self.root} (pid {self.holder() or '?'}, {where}): "
                 f"stop it with `slackwater down --state {self.root}`, or give another --state"
             )
+        with contextlib.suppress(OSError):  # a full disk
+            os.truncate(self._lock, 0)
+            os.write(self._lock, str(os.getpid()).encode())
 
     def unlock(self) -> None:
         """Unlock the folder; the kernel does it too when the process dies."""
         if self._lock is not None:
             self.server_file.unlink(missing_ok=True)
+            os.truncate(self._lock, 0)
             os.close(self._lock)
             self._lock = None
 
     def is_locked(self) -> bool:
         return is_locked(self.root / "lock")
+
+    def holder(self) -> int | None:
+        """The process that has locked the folder, also while its service starts."""
+        if not self.is_locked():
+            return None
+        written = (self.root / "lock").read_text() or (self.read_server() or {}).get("pid")
+        return None if written is None else int(written)
 
     @property
     def server_file(self) -> Path:

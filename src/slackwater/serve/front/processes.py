@@ -121,9 +121,10 @@ class FrontEnds:
     async def stop(self) -> None:
         """Let them answer open requests; kill those that do not end in time."""
         self._is_closing = True
+        grace_s = _STOP_S if self._channel.is_open else 0  # before, they have no request
         self._channel.stop()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_STOP_S):
+            async with asyncio.timeout(grace_s):
                 await asyncio.gather(*self._keepers, return_exceptions=True)
         for task in self._keepers:
             task.cancel()

@@ -212,8 +212,8 @@ class HttpServer(_SignalFreeServer):
         return protocol
 
 
-async def until_signalled(plane: "ControlPlane") -> int | None:
-    """Wait for SIGINT or SIGTERM (returns it), or for a fatal failure (returns None)."""
+def catch_stop_signals() -> "asyncio.Future[int]":
+    """The first SIGINT or SIGTERM from now on."""
     loop = asyncio.get_running_loop()
     signalled: asyncio.Future[int] = loop.create_future()
 
@@ -223,6 +223,11 @@ async def until_signalled(plane: "ControlPlane") -> int | None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop, number)
+    return signalled
+
+
+async def until_signalled(plane: "ControlPlane", signalled: "asyncio.Future[int]") -> int | None:
+    """Wait for a signal (returns it), or for a fatal failure (returns None)."""
     dying = asyncio.create_task(plane.failed.wait())
     waits: set[asyncio.Future[Any]] = {dying, signalled}
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
