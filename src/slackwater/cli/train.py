@@ -91,7 +91,10 @@ def train(
         return
     folder = run or Path("runs") / Path(recipe).stem
     if fresh:
-        _delete_run(folder)
+        import shutil
+
+        if (folder / "recipe.json").is_file():
+            shutil.rmtree(folder)
     unwind_on_terminate()
     given: dict[str, Any] = {"--model": model, "--data": data, "--verifier": verifier, "--kl": kl}
     given |= {"--track": track if track != "tensorboard" else None, "--set": assignments}
@@ -205,13 +208,6 @@ def reward_summary(rewards: list[float]) -> str:
     first, last = sum(rewards[:count]) / count, sum(rewards[-count:]) / count
     steps = "step" if count == 1 else f"{count} steps"
     return f"{first:.3f} in the first {steps}, {last:.3f} in the last {steps}"
-
-
-def _delete_run(folder: Path) -> None:
-    import shutil
-
-    if (folder / "recipe.json").is_file():
-        shutil.rmtree(folder)
 
 
 def command_of(command: str, argument: str, options: Mapping[str, Any]) -> str:

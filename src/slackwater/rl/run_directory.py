@@ -64,7 +64,8 @@ class RunDirectory:
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
         self._check_recipe(recipe)
-        self.checkpoint = self._read_checkpoint()
+        file = path / "checkpoint.json"
+        self.checkpoint = RunCheckpoint(**json.loads(file.read_text())) if file.is_file() else None
         steps_done = self.checkpoint.steps_done if self.checkpoint else 0
         for name in ("metrics.jsonl", "prompts.jsonl"):
             self._truncate(path / name, steps_done)
@@ -110,10 +111,6 @@ class RunDirectory:
                     f"contains a run with another {changed[0]}; give a new folder",
                 )
         self._replace("recipe.json", json.dumps(plain(recipe), indent=2))
-
-    def _read_checkpoint(self) -> RunCheckpoint | None:
-        path = self.path / "checkpoint.json"
-        return RunCheckpoint(**json.loads(path.read_text())) if path.is_file() else None
 
     def _truncate(self, path: Path, steps_done: int) -> None:
         if not path.is_file():

@@ -208,7 +208,9 @@ class LiveSource:
             "turns": len(turns),
             "left_out": max(len(tokens) - _MAX_TOKENS, 0),
             "ids": tokens[-_MAX_TOKENS:].tolist(),
-            "logprobs": [_logprob(value) for value in logprobs[-_MAX_TOKENS:]],
+            "logprobs": [
+                None if math.isnan(value) else round(value, 4) for value in logprobs[-_MAX_TOKENS:]
+            ],
             "texts": texts,
         }
 
@@ -299,10 +301,6 @@ class LiveSource:
             return None
         lengths = (account.engine_s / done, account.trainer_s / done)
         return PlannedJob(entry.job, *lengths, sync_s=0.0, slo=slo)
-
-
-def _logprob(value: float) -> float | None:
-    return None if math.isnan(value) else round(value, 4)
 
 
 def _decode_tokens(codec: TextCodec, tokens: list[int]) -> Iterator[str]:

@@ -29,7 +29,10 @@ def encoding_of(header: str | None) -> str:
 def decompress(body: bytes, encoding: str, limit: int) -> bytes:
     """Decompress the body to at most `limit` bytes."""
     try:
-        data = _gunzip(body, limit) if encoding == "gzip" else _unzstd(body, limit)
+        if encoding == "gzip":
+            data = _gunzip(body, limit)
+        else:
+            data = zstandard.ZstdDecompressor().stream_reader(body).read(limit + 1)
     except (zlib.error, zstandard.ZstdError, EOFError) as error:
         why = f"body: cannot be decompressed as {encoding}: {error}"
         raise RefusedBodyError(422, why) from None
@@ -51,8 +54,3 @@ def _gunzip(body: bytes, limit: int) -> bytes:
             raise EOFError("it is truncated")
         body = member.unused_data
     return b"".join(pieces)
-
-
-def _unzstd(body: bytes, limit: int) -> bytes:
-    data: bytes = zstandard.ZstdDecompressor().stream_reader(body).read(limit + 1)
-    return data

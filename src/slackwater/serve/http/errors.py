@@ -93,7 +93,7 @@ def error_body(path: str, status: int, message: str) -> dict[str, Any]:
     return {"detail": message, "error": message}
 
 
-def answer(request: Request, status: int, message: str) -> JSONResponse:
+def _json_error(request: Request, status: int, message: str) -> JSONResponse:
     if status == 422 and request.url.path.startswith("/v1/"):
         status = 400  # as OpenAI's own service, whose clients expect it
     headers = {"retry-after": "1"} if status == 429 else {}
@@ -103,9 +103,9 @@ def answer(request: Request, status: int, message: str) -> JSONResponse:
 def error_response(request: Request, error: Exception) -> Response:
     """The response to a route's exception; unexpected ones are logged."""
     if isinstance(error, SlackwaterError):
-        return answer(request, status_of(error), str(error))
+        return _json_error(request, status_of(error), str(error))
     logger.error("request failed path=%s", request.url.path, exc_info=error)
-    return answer(request, 500, f"internal error: {type(error).__name__}")
+    return _json_error(request, 500, f"internal error: {type(error).__name__}")
 
 
 async def send_refusal(scope: Scope, send: Send, status: int, message: str) -> None:
@@ -161,14 +161,14 @@ def add_error_handlers(
         assert isinstance(error, RequestValidationError)
         message = validation_message(error)
         await on_invalid_body(request, error.body, message)
-        return answer(request, 422, message)
+        return _json_error(request, 422, message)
 
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         message = str(error.detail)
         if error.status_code == 404:
             message = f"no such path: {request.method} {request.url.path}"
-        response = answer(request, error.status_code, message)
+        response = _json_error(request, error.status_code, message)
         response.headers.update(error.headers or {})
         return response
 

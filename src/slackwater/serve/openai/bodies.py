@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self, cast
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from slackwater.model.errors import ConfigError, RefusedError
-from slackwater.model.sampling import Grammar
+from slackwater.model.sampling import Grammar, GrammarKind
 from slackwater.serve.openai.tools import Tool, ToolChoice
 from slackwater.serve.tinker.bodies import Finite, Token
 
@@ -110,7 +110,7 @@ class ResponseFormat(StrictBody):
                 source = getattr(self, kind)
                 if source is None:
                     raise ConfigError.of(f"response_format.{kind}", None, "must be given")
-                return _grammar(kind, source)
+                return _grammar("lark" if kind == "grammar" else kind, source)
 
 
 class StructuredOutputs(StrictBody):
@@ -123,13 +123,8 @@ class StructuredOutputs(StrictBody):
     json_object: bool | None = None
 
 
-def _grammar(kind: str, source: Any) -> Grammar:
-    if kind == "grammar":
-        return Grammar("lark", source)
-    if kind == "regex":
-        return Grammar("regex", source)
-    text = source if isinstance(source, str) else json.dumps(source)
-    return Grammar("choice", text) if kind == "choice" else Grammar("json_schema", text)
+def _grammar(kind: GrammarKind, source: Any) -> Grammar:
+    return Grammar(kind, source if isinstance(source, str) else json.dumps(source))
 
 
 BadWord = Annotated[str, Field(min_length=1, max_length=256)]
@@ -203,11 +198,17 @@ class GenerationBody(BaseModel):
     def grammar(self) -> Grammar | None:
         """The requested output grammar from any of its fields; at most one."""
         outputs = self.structured_outputs or StructuredOutputs()
-        pairs = [("json", outputs.json_), ("regex", outputs.regex), ("choice", outputs.choice)]
-        pairs += [("grammar", outputs.grammar), ("json", self.guided_json)]
-        pairs += [("regex", self.guided_regex), ("choice", self.guided_choice)]
-        pairs += [("grammar", self.guided_grammar)]
-        grammars = [_grammar(kind, source) for kind, source in pairs if source is not None]
+        sources: list[tuple[GrammarKind, Any]] = [
+            ("json_schema", outputs.json_),
+            ("json_schema", self.guided_json),
+            ("regex", outputs.regex),
+            ("regex", self.guided_regex),
+            ("choice", outputs.choice),
+            ("choice", self.guided_choice),
+            ("lark", outputs.grammar),
+            ("lark", self.guided_grammar),
+        ]
+        grammars = [_grammar(kind, source) for kind, source in sources if source is not None]
         if outputs.json_object:
             grammars.append(Grammar("json_object"))
         if self.response_format and (grammar := self.response_format.to_grammar()):

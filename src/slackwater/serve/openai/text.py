@@ -2,10 +2,10 @@
 
 import asyncio
 import codecs
-import datetime
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -168,7 +168,7 @@ class TextCodec:
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
         environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = _strftime_now
+        environment.globals["strftime_now"] = lambda form: datetime.now(UTC).strftime(form)
         environment.filters["tojson"] = _tojson
         self._variables = jinja2.meta.find_undeclared_variables(environment.parse(source))
         self.tool_form = "llama" if _writes_llama_calls(source) else "hermes"
@@ -196,10 +196,6 @@ def _tojson(value: Any, indent: int | None = None, **options: Any) -> str:
 
 def _raise(message: str) -> None:
     raise jinja2.TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.datetime.now(datetime.UTC).strftime(form)
 
 
 def _json(path: Path) -> dict[str, Any]:
