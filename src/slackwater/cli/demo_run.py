@@ -65,17 +65,15 @@ class WatchedJob:
         numbers = sorted(number for number in self.marks if number >= 1)
         if len(numbers) < 2:
             numbers = sorted(self.marks)
-        found = []
-        for first, last in itertools.pairwise(numbers):
-            (began_s, before), (ended_s, after) = self.marks[first], self.marks[last]
-            found.append(
-                Interval(
-                    until_s=ended_s,
-                    seconds=max(ended_s - began_s, POLL_S) / (last - first),
-                    used={what: (after[what] - before[what]) / (last - first) for _, what in _USES},
-                )
-            )
-        return found
+        return [self._interval(first, last) for first, last in itertools.pairwise(numbers)]
+
+    def _interval(self, first: int, last: int) -> Interval:
+        (began_s, before), (ended_s, after) = self.marks[first], self.marks[last]
+        return Interval(
+            until_s=ended_s,
+            seconds=max(ended_s - began_s, POLL_S) / (last - first),
+            used={what: (after[what] - before[what]) / (last - first) for _, what in _USES},
+        )
 
     def usage_s(self, what: str, since_s: float, until_s: float) -> float:
         """Usage between two moments, by the marks inside."""

@@ -1,5 +1,6 @@
 """The service on one screen: problems, models, workers, nodes, jobs and queues."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -61,7 +62,7 @@ def _rows(found: dict[str, Any]) -> Iterable[tuple[str, Sequence[str]]]:
             ],
         )
     yield from _serving(found.get("serving"))
-    yield "jobs", [_job_counts(found.get("jobs", []))]
+    yield "jobs", [_counts(row["stage"] for row in found.get("jobs", [])) or "none"]
     turns = gauges["rollout_waiting_turns"]
     yield (
         "queues",
@@ -73,11 +74,12 @@ def _rows(found: dict[str, Any]) -> Iterable[tuple[str, Sequence[str]]]:
 
 
 def _engines_of(model: str, instances: list[dict[str, Any]]) -> str:
-    states = [str(row["state"]) for row in instances if row.get("model") == model]
-    if not states:
-        return "no engine"
-    counts = {state: states.count(state) for state in dict.fromkeys(states)}
-    return f"engines: {', '.join(f'{count} {state}' for state, count in counts.items())}"
+    counts = _counts(row["state"] for row in instances if row.get("model") == model)
+    return f"engines: {counts}" if counts else "no engine"
+
+
+def _counts(words: Iterable[str]) -> str:
+    return ", ".join(f"{count} {word}" for word, count in Counter(words).items())
 
 
 def _node(row: dict[str, Any]) -> str:
@@ -99,11 +101,6 @@ def format_names(names: Sequence[str]) -> str:
     """The first names, and the number of others."""
     more = len(names) - _NAMES_SHOWN
     return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
-
-
-def _job_counts(rows: list[dict[str, Any]]) -> str:
-    stages = [str(row["stage"]) for row in rows]
-    return ", ".join(f"{stages.count(stage)} {stage}" for stage in dict.fromkeys(stages)) or "none"
 
 
 def _jobs(rows: list[dict[str, Any]]) -> Table:

@@ -5,7 +5,7 @@ unchanged.
 """
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,18 +78,14 @@ def _schema(schema: Any) -> str:
 
 def _refuse_moved_references(schema: Any) -> None:
     """A `$id` beside a `$ref` changes the reference in some drafts of JSON Schema only."""
+    inner: Iterable[Any] = schema if isinstance(schema, list) else ()
     if isinstance(schema, dict):
-        if "$id" in schema and "$ref" in schema and schema["$ref"] and not _is_local(schema):
+        inner, reference = schema.values(), schema.get("$ref")
+        is_local = isinstance(reference, str) and reference.startswith("#")
+        if "$id" in schema and reference and not is_local:
             raise ConfigError("json_schema: is not supported: $id beside $ref; write one of them")
-        for inner in schema.values():
-            _refuse_moved_references(inner)
-    elif isinstance(schema, list):
-        for inner in schema:
-            _refuse_moved_references(inner)
-
-
-def _is_local(schema: dict[str, Any]) -> bool:
-    return isinstance(schema["$ref"], str) and schema["$ref"].startswith("#")
+    for each in inner:
+        _refuse_moved_references(each)
 
 
 def _choice(choices: Any) -> str:

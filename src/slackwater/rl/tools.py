@@ -33,21 +33,23 @@ def _tool(name: str, description: str, **fields: str) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-_DEFINITIONS = (
-    _tool(
+_DEFINITIONS = {
+    "shell": _tool(
         "shell",
         "Run a command with sh in the sandbox, in its home folder. Files stay between calls; "
         "there is no network.",
         command="The command line.",
     ),
-    _tool(
+    "write_file": _tool(
         "write_file",
         "Write a text file in the sandbox, with the folders above it.",
         path="A path inside the home folder, such as src/main.py.",
         content="All of the file's text.",
     ),
-    _tool("read_file", "Read a text file in the sandbox.", path="A path inside the home folder."),
-)
+    "read_file": _tool(
+        "read_file", "Read a text file in the sandbox.", path="A path inside the home folder."
+    ),
+}
 
 
 class Tools:
@@ -59,7 +61,7 @@ class Tools:
 
     def definitions(self) -> Sequence[dict[str, Any]]:
         """For the `tools` of a chat completion."""
-        return [dict(definition) for definition in _DEFINITIONS]
+        return [dict(definition) for definition in _DEFINITIONS.values()]
 
     async def answer(self, tool_call: Mapping[str, Any]) -> dict[str, Any]:
         """The message that answers a tool call of an assistant's message."""
@@ -69,17 +71,9 @@ class Tools:
 
     async def call(self, name: str, arguments: str | Mapping[str, Any]) -> tuple[bool, str]:
         """Whether it succeeded, and the text for the model."""
-        fields = next(
-            (
-                definition["function"]["parameters"]["required"]
-                for definition in _DEFINITIONS
-                if definition["function"]["name"] == name
-            ),
-            None,
-        )
-        if fields is None:
-            known = ", ".join(definition["function"]["name"] for definition in _DEFINITIONS)
-            return False, f"error: there is no tool {name!r}; there are {known}"
+        if name not in _DEFINITIONS:
+            return False, f"error: there is no tool {name!r}; there are {', '.join(_DEFINITIONS)}"
+        fields = _DEFINITIONS[name]["function"]["parameters"]["required"]
         try:
             values = json.loads(arguments) if isinstance(arguments, str) else dict(arguments)
         except ValueError as error:

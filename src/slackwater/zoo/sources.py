@@ -1,6 +1,7 @@
 """Finds models: in the models' folder, and in the Hugging Face hub with its cache. No PyTorch."""
 
 import json
+import math
 import os
 import re
 import struct
@@ -129,13 +130,7 @@ def describe_model(name: str, directory: Path) -> StoredModel:
 
 
 def _parameters(file: Path) -> int:
-    total = 0
-    for entry in _whole_header(file).values():
-        count = 1
-        for size in entry["shape"]:
-            count *= int(size)
-        total += count
-    return total
+    return sum(math.prod(entry["shape"]) for entry in _whole_header(file).values())
 
 
 def _whole_header(file: Path) -> dict[str, dict[str, list[int]]]:

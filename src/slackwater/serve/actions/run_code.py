@@ -43,14 +43,12 @@ def _environment_body(body: RunCodeBody, max_mib: int) -> EnvironmentBody:
 
 def _action_body(body: RunCodeBody, environment: str) -> ActionBody:
     file, program = _COMMANDS[body.language]
-    return ActionBody.model_validate(
-        {
-            "command": [program, file],
-            "environment": environment,
-            "kind": "run_code",
-            "limit_s": body.run_timeout,
-            "stdin": body.stdin or "",
-        }
+    return ActionBody(
+        command=[program, file],
+        environment=environment,
+        kind="run_code",
+        limit_s=body.run_timeout,
+        stdin=body.stdin or "",
     )
 
 

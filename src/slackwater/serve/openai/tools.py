@@ -240,11 +240,8 @@ def read_calls(text: str, plan: ToolPlan) -> tuple[str, list[ToolCall]]:
             calls = [_call(body, known)]
         found = [call for call in calls if call is not None]
         return ("", found) if found else (text, [])
-    found = []
-    for match in _CALL.finditer(text):
-        call = _call(match[1], known)
-        if call is not None:
-            found.append(call)
+    matches = (_call(match[1], known) for match in _CALL.finditer(text))
+    found = [call for call in matches if call is not None]
     if not found:
         return text, []
     if not plan.parallel:

@@ -1,6 +1,7 @@
 """Converts protobuf bodies of the Tinker API to and from the service's types."""
 
 import importlib.util
+import itertools
 import math
 import sys
 from pathlib import Path
@@ -162,14 +163,8 @@ def _dense(field: str, csr: Any, dtype: str, shape: tuple[int, ...]) -> NDArray[
 def encode_pass_result(result: PassResult) -> bytes:
     """A `ForwardBackwardOutput`: runs of examples with equal trailing shape, in request order."""
     message = pb.ForwardBackwardOutput(loss_fn_output_type="ArrayRecord", metrics=result.metrics)
-    run: list[Array] = []
-    for array in result.logprobs:
-        if run and array.shape[1:] != run[0].shape[1:]:
-            _add_record(message, run)
-            run = []
-        run.append(array)
-    if run:
-        _add_record(message, run)
+    for _, run in itertools.groupby(result.logprobs, key=lambda array: array.shape[1:]):
+        _add_record(message, list(run))
     encoded: bytes = message.SerializeToString()
     return encoded
 
