@@ -32,7 +32,7 @@ LONGEST = (
 
 # Files whose tests share the `service` below: each of these groups starts one.
 SHARING = (
-    ("serve_hostile", "serve_clients", "openai_face", "export"),
+    ("serve_hostile", "serve_clients", "openai_api", "export"),
     ("serve_start", "examples", "switched_models", "train_resume"),
 )
 

@@ -40,12 +40,12 @@ def crowd(count: int) -> Iterator[tuple[socket.socket, list[socket.socket]]]:
 
 def test_a_crowd_comes_in_a_few_in_every_round_of_the_loop() -> None:
     async def rounds(listening: socket.socket) -> list[int]:
-        door, entered = ThrottledAcceptor(listening, Guest), [0]
+        acceptor, entered = ThrottledAcceptor(listening, Guest), [0]
         async with asyncio.timeout(60):
             while entered[-1] < MANY:
                 await asyncio.sleep(0)
                 entered.append(Guest.entered)
-        door.close()
+        acceptor.close()
         return entered
 
     with crowd(MANY) as (listening, clients):
@@ -54,7 +54,7 @@ def test_a_crowd_comes_in_a_few_in_every_round_of_the_loop() -> None:
         assert all(client.recv(5) == b"hello" for client in clients)
 
 
-def test_nobody_comes_in_by_a_door_that_was_closed() -> None:
+def test_a_closed_acceptor_accepts_nobody() -> None:
     async def rounds(listening: socket.socket) -> None:
         ThrottledAcceptor(listening, Guest).close()
         for _ in range(100):
