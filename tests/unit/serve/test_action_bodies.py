@@ -14,11 +14,11 @@ TENANT = TenantId("t")
 def test_a_file_name_that_cannot_be_is_refused_with_one_clear_error(name: str) -> None:
     body = EnvironmentBody(files={name: ""})
     with pytest.raises(ConfigError, match=r"^files: .* must "):
-        body.request(TENANT, TenantLimits())
+        body.to_request(TENANT, TenantLimits())
 
 
 def test_a_command_or_variable_with_nul_is_refused_with_one_clear_error() -> None:
     with pytest.raises(ConfigError, match=r"^command: "):
-        ActionBody(command=["echo", "a\0"]).request(TENANT, TenantLimits())
+        ActionBody(command=["echo", "a\0"]).to_request(TENANT, TenantLimits())
     with pytest.raises(ConfigError, match=r"^variables: "):
-        ActionBody(command=["echo"], variables={"A": "\0"}).request(TENANT, TenantLimits())
+        ActionBody(command=["echo"], variables={"A": "\0"}).to_request(TENANT, TenantLimits())

@@ -13,7 +13,7 @@ from slackwater.serve.openai.responses import ResponsesBody
 
 
 def chat_of(**fields: Any) -> ChatBody:
-    return ResponsesBody.model_validate({"model": "tiny", "input": "hi", **fields}).chat()
+    return ResponsesBody.model_validate({"model": "tiny", "input": "hi", **fields}).to_chat()
 
 
 def test_items_become_messages_and_calls_of_one_turn_one_message() -> None:

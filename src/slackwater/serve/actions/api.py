@@ -93,7 +93,7 @@ def action_routes(plane: ControlPlane) -> APIRouter:
             check_sandboxes(plane)
         _check_service(plane, body.service)
         environment_mib = actions.memory_of(tenant, body.environment)
-        request = body.request(tenant, actions.limits_of(tenant), environment_mib)
+        request = body.to_request(tenant, actions.limits_of(tenant), environment_mib)
         name = await actions.submit(tenant, request)
         return await _answer(plane, tenant, name, max(body.wait_s, actions.pause_s(tenant)))
 
@@ -168,7 +168,7 @@ def environment_routes(plane: ControlPlane) -> APIRouter:
         With several tenants the answer is delayed for one that has many waiting environments.
         """
         check_sandboxes(plane)
-        name = await actions.open(tenant, body.request(tenant, actions.limits_of(tenant)))
+        name = await actions.open(tenant, body.to_request(tenant, actions.limits_of(tenant)))
         hold_s = max(body.wait_s, actions.pause_s(tenant))
         is_open = await actions.wait_until_open(tenant, name, hold_s)
         return JSONResponse({"environment": name, "open": is_open}, 201 if is_open else 202)

@@ -50,7 +50,7 @@ class LimitsBody(RequestBody):
     disk_mib: Annotated[int, Field(ge=1, le=1 << 22)] | None = None
     network: bool = False
 
-    def within(
+    def resolve(
         self, tenant: TenantId, limits: TenantLimits, wall_s: float, environment_mib: int | None
     ) -> ActionLimits:
         """Fill in defaults within the operator's limits; refuse explicit values beyond them."""
@@ -106,12 +106,12 @@ class ActionBody(RequestBody):
     stream: bool = False
     wait_s: Annotated[Finite, Field(ge=0, le=30)] = 0.0
 
-    def request(
+    def to_request(
         self, tenant: TenantId, limits: TenantLimits, environment_mib: int | None = None
     ) -> ActionRequest:
         """Build the broker's and the worker's request for a tenant with these limits."""
         wall_s = self.limit_s or min(_DEFAULT_WALL_S, limits.limit_s)
-        action_limits = self.limits.within(tenant, limits, wall_s, environment_mib)
+        action_limits = self.limits.resolve(tenant, limits, wall_s, environment_mib)
         given = self.action
         name = ActionId(
             qualify_id(tenant, given, "action") if given else f"ac-{secrets.token_hex(12)}"
@@ -199,7 +199,7 @@ class EnvironmentBody(RequestBody):
     files: dict[str, str] = Field(default_factory=dict)
     wait_s: Annotated[Finite, Field(ge=0, le=30)] = 10.0
 
-    def request(self, tenant: TenantId, limits: TenantLimits) -> EnvironmentRequest:
+    def to_request(self, tenant: TenantId, limits: TenantLimits) -> EnvironmentRequest:
         given = self.environment
         name = EnvironmentId(
             qualify_id(tenant, given, "environment") if given else f"en-{secrets.token_hex(12)}"

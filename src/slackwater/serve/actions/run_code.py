@@ -84,10 +84,10 @@ def run_code_routes(plane: ControlPlane) -> APIRouter:
         """Run a program with its files in an environment of its own."""
         check_sandboxes(plane)
         limits = actions.limits_of(tenant)
-        environment = _environment_body(body, limits.memory_mib).request(tenant, limits)
+        environment = _environment_body(body, limits.memory_mib).to_request(tenant, limits)
         memory_mib = environment.spec.memory_mib
         action_body = _action_body(body, environment.spec.environment)
-        request = action_body.request(tenant, limits, memory_mib)
+        request = action_body.to_request(tenant, limits, memory_mib)
         environment_id = await actions.open(tenant, environment)
         try:
             action = await actions.submit(tenant, request)

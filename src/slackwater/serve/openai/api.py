@@ -233,6 +233,6 @@ def openai_routes(handlers: OpenAiHandlers) -> APIRouter:
 
     @router.post("/responses")
     async def responses(body: ResponsesBody, tenant: Caller, request: Request) -> Response:
-        return await answer(tenant, body.chat(), request, body)
+        return await answer(tenant, body.to_chat(), request, body)
 
     return router

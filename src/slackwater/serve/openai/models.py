@@ -1,5 +1,6 @@
 """Model names: base models, trained weights by path, and by the friendly name `base:name`."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from fastapi import APIRouter
@@ -29,7 +30,7 @@ class ModelNames:
                 base = self._plane.bases.get(model)
                 return base, base.version
             except NotFoundError:
-                named = await self._friendly(tenant)
+                named = _name_newest(await self._samplers(tenant))
                 if model not in named:
                     raise
                 checkpoint = named[model]
@@ -43,32 +44,34 @@ class ModelNames:
     async def model(self, name: str, tenant: Caller) -> dict[str, Any]:
         await self.weights(tenant, name)  # NotFoundError if there is none
         cards = await self._list_cards(tenant)
-        return next((each for each in cards if each["id"] == name), card(name, 0, None, name))
+        return next((each for each in cards if each["id"] == name), model_card(name, 0, None, name))
 
     async def _list_cards(self, tenant: TenantId) -> list[dict[str, Any]]:
         """The card of every name that a tenant can use."""
+        samplers = await self._samplers(tenant)
+        names = [*_name_newest(samplers).items(), *((each.path, each) for each in samplers)]
         cards = [
-            card(base.name, 0, None, base.name, base.max_context_tokens)
+            model_card(base.name, 0, None, base.name, base.max_context_tokens)
             for base in self._plane.bases
         ]
-        named = list((await self._friendly(tenant)).items())
-        named += [(each.path, each) for each in await self._samplers(tenant)]
-        cards += [card(name, each.created_s, each.base_model, each.path) for name, each in named]
-        return cards
+        return cards + [
+            model_card(name, each.created_s, each.base_model, each.path) for name, each in names
+        ]
 
     async def _samplers(self, tenant: TenantId) -> list[Checkpoint]:
         found = await read_checkpoints(self._plane, tenant)
         return [item for item in found if item.kind == SAMPLER]
 
-    async def _friendly(self, tenant: TenantId) -> dict[str, Checkpoint]:
-        """`base:name` for the newest save of that name over that base."""
-        named: dict[str, Checkpoint] = {}
-        for checkpoint in await self._samplers(tenant):
-            named.setdefault(f"{checkpoint.base_model}:{checkpoint.name}", checkpoint)
-        return named
+
+def _name_newest(samplers: Iterable[Checkpoint]) -> dict[str, Checkpoint]:
+    """`base:name` for the newest save of that name over that base."""
+    named: dict[str, Checkpoint] = {}
+    for checkpoint in samplers:
+        named.setdefault(f"{checkpoint.base_model}:{checkpoint.name}", checkpoint)
+    return named
 
 
-def card(
+def model_card(
     name: str, created_s: float, parent: str | None, root: str, context: int | None = None
 ) -> dict[str, Any]:
     """A model card; `root` and `parent` are vLLM's terms for an adapter's path and its base."""

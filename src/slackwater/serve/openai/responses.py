@@ -74,7 +74,7 @@ class ResponsesBody(StrictBody):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 
-    def chat(self) -> ChatBody:
+    def to_chat(self) -> ChatBody:
         """The same request as a chat completion."""
         refuse_extra(self.model_extra, _UNSUPPORTED, _INSTEAD)
         chat: Json = {
