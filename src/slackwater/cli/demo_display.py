@@ -45,7 +45,6 @@ class DemoDisplay:
         self._console.print(f"{at_s:5.0f} s  {what}", highlight=False)
 
     def show(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Show the jobs' progress."""
         if not self._console.is_terminal:
             self._print_progress_line(rows)
             return

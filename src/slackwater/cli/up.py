@@ -117,7 +117,6 @@ def _import_numpy() -> None:
 
 
 def _list_settings(options: UpOptions) -> dict[str, Any]:
-    """The settings of options that are lists."""
     from slackwater.worker.node_devices import parse_gpu_ids
 
     gpu_ids = None if options.gpu_ids is None else list(parse_gpu_ids(options.gpu_ids))

@@ -31,12 +31,10 @@ class Trajectory:
         self._mark(len(self.tokens), False)
 
     def observe(self, tokens: list[int]) -> None:
-        """Append an observation."""
         self.tokens.extend(tokens)
         self._mark(len(tokens), False)
 
     def act(self, tokens: list[int], logprobs: list[float]) -> None:
-        """Append an answer."""
         self.tokens.extend(tokens)
         self.sampled.extend([True] * len(tokens))
         self.logprobs.extend(logprobs)

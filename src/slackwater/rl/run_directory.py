@@ -22,8 +22,6 @@ from slackwater.rl.trackers import Trackers
 
 @dataclass(frozen=True, slots=True)
 class PromptUse:
-    """One use of one prompt."""
-
     epoch: int
     prompt: int
 

@@ -105,7 +105,7 @@ class FrontChannel:
 
 
 class _Front:
-    """One front end."""
+    """One front end: its open turns, and the shares that they take."""
 
     def __init__(self, channel: FrontChannel) -> None:
         self._channel = channel

@@ -65,7 +65,6 @@ class ChannelConnection(asyncio.Protocol):
         self._records.append(encode_record(record))
 
     def schedule_flush(self) -> None:
-        """Call `flush` soon."""
         if self._timer is not None:
             return
         loop = asyncio.get_running_loop()

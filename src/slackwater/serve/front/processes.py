@@ -186,7 +186,6 @@ def socket_folder(link: Path) -> Path:
 
 
 def remove_socket_folder(link: Path) -> None:
-    """Remove the folder and the link to it."""
     if link.is_symlink():
         shutil.rmtree(link.readlink(), ignore_errors=True)
         link.unlink()

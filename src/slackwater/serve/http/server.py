@@ -200,7 +200,6 @@ class HttpServer(_SignalFreeServer):
         await super().shutdown(sockets)
 
     def stop_accepting(self) -> None:
-        """Accept no more connections."""
         while self._acceptors:
             self._acceptors.pop().close()
 

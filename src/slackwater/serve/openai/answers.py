@@ -70,7 +70,6 @@ class ResponseWriter(ABC):
     def wants_logprobs(self) -> bool: ...
 
     def last_delta(self, place: int) -> dict[str, Any]:
-        """The last delta of a streamed choice."""
         return self.delta(place, "", None)
 
     def reason(self, place: int, result: TurnResult) -> str:

@@ -28,8 +28,6 @@ class ChoiceDelta:
 
 @dataclass(frozen=True, slots=True)
 class FinishedChoice:
-    """A choice that is complete."""
-
     choice: int
     result: TurnResult
 
