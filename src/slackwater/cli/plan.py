@@ -81,7 +81,7 @@ def plan(
     from slackwater.cli.progress import progress_bar
     from slackwater.cli.scenario_source import (
         check_policy,
-        fleet_of_pools,
+        fleet_of,
         plot_format,
         settings_text,
         write_pictures,
@@ -127,15 +127,15 @@ def plan(
     fmt = plot_format(plot)
     check_place(trace, "--trace")
     check_place(output, "--output")
-    pools = fleet_of_pools(entry.pools())
+    scenario = ClusterScenario("plan", entry.pools(), specs, policy=PolicyConfig(name=policy))
     if dry_run:
         print(settings_text({"fleet": plain(entry), "jobs": plain(specs)}, as_json))
         return
-    scenario = ClusterScenario("plan", entry.pools(), specs, policy=PolicyConfig(name=policy))
     check_policy(scenario)
     with progress_bar("plan") as progress:
         measured = plan_sharing(scenario, progress, _say_first)
     write_pictures(measured.report, plot=plot, plot_format=fmt, trace=trace)
+    pools = fleet_of(scenario)
     figures = plan_figures(measured, pools)
     if output is not None:
         order = [spec.job for spec in measured.plan.placed]

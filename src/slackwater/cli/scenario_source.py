@@ -8,7 +8,7 @@ from typing import Any
 
 from slackwater.cli.atomic_file import atomic_file, check_place, write_atomically
 from slackwater.model.errors import ConfigError
-from slackwater.model.node import Pool, Role
+from slackwater.model.node import Role
 from slackwater.model.toml_text import toml_text
 from slackwater.policy.placement.catalogue import POLICIES, list_options, make_policy
 from slackwater.policy.placement.fleet import FleetView
@@ -73,11 +73,7 @@ def _under_policy(scenario: ClusterScenario, name: str) -> ClusterScenario:
 
 def fleet_of(scenario: ClusterScenario) -> FleetView:
     """The pools as policies see them."""
-    return fleet_of_pools(scenario.fleet)
-
-
-def fleet_of_pools(pools: tuple[Pool, ...]) -> FleetView:
-    by_role = {pool.role: pool for pool in pools}
+    by_role = {pool.role: pool for pool in scenario.fleet}
     return FleetView(by_role[Role.ROLLOUT], by_role[Role.TRAIN])
 
 

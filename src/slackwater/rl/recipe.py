@@ -13,6 +13,8 @@ from slackwater.model.toml_text import read_toml
 from slackwater.rl.environments import AnyEnvironment
 from slackwater.rl.environments.data_tasks import DataTasks
 
+_SHIPPED = files("slackwater.rl") / "recipes"
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
@@ -159,14 +161,12 @@ def load_recipe(name: str, assignments: Sequence[str] = ()) -> Recipe:
 
 
 def recipe_names() -> list[str]:
-    folder = files("slackwater.rl") / "recipes"
-    return sorted(item.name[:-5] for item in folder.iterdir() if item.name.endswith(".toml"))
+    return sorted(item.name[:-5] for item in _SHIPPED.iterdir() if item.name.endswith(".toml"))
 
 
 def recipe_description(name: str) -> str:
     """A shipped recipe's first comment line."""
-    text = (files("slackwater.rl") / "recipes" / f"{name}.toml").read_text()
-    return text.partition("\n")[0].removeprefix("#").strip()
+    return (_SHIPPED / f"{name}.toml").read_text().partition("\n")[0].removeprefix("#").strip()
 
 
 def _table(name: str) -> dict[str, Any]:
@@ -176,4 +176,4 @@ def _table(name: str) -> dict[str, Any]:
     if name not in recipe_names():
         known = ", ".join(recipe_names())
         raise ConfigError.of("RECIPE", name, f"must be a .toml file or one of {known}")
-    return tomllib.loads((files("slackwater.rl") / "recipes" / f"{name}.toml").read_text())
+    return tomllib.loads((_SHIPPED / f"{name}.toml").read_text())

@@ -57,7 +57,7 @@ class ChannelConnection(asyncio.Protocol):
 
         The record is encoded here, so that an encoding error reaches its sender alone.
         """
-        self._records.append(encode_record(record))
+        self.put(record)
         self.schedule_flush()
 
     def put(self, record: Record) -> None:
