@@ -27,7 +27,6 @@ from slackwater.model.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from slackwater.policy.placement.fleet import FleetView
     from slackwater.sim.planning.sharing_plan import SharingPlan
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -81,7 +80,6 @@ def plan(
     from slackwater.cli.progress import progress_bar
     from slackwater.cli.scenario_source import (
         check_policy,
-        fleet_of,
         plot_format,
         settings_text,
         write_pictures,
@@ -127,19 +125,20 @@ def plan(
     fmt = plot_format(plot)
     check_place(trace, "--trace")
     check_place(output, "--output")
-    scenario = ClusterScenario("plan", entry.pools(), specs, policy=PolicyConfig(name=policy))
+    pools = entry.pools()
     if dry_run:
         print(settings_text({"fleet": plain(entry), "jobs": plain(specs)}, as_json))
         return
+    scenario = ClusterScenario("plan", pools, specs, policy=PolicyConfig(name=policy))
     check_policy(scenario)
     with progress_bar("plan") as progress:
         measured = plan_sharing(scenario, progress, _say_first)
     write_pictures(measured.report, plot=plot, plot_format=fmt, trace=trace)
-    pools = fleet_of(scenario)
-    figures = plan_figures(measured, pools)
+    figures = plan_figures(measured, scenario.view())
     if output is not None:
         order = [spec.job for spec in measured.plan.placed]
-        text = _service_file(figures, order, pools, policy)
+        memory_gb = min(pool.node_type.host_memory_gb for pool in pools)
+        text = _service_file(figures, order, memory_gb, policy)
         write_atomically(output, text.encode(), "--output")
     if as_json:
         print(json.dumps(figures))
@@ -150,7 +149,7 @@ def plan(
 
 
 def _service_file(
-    figures: dict[str, Any], order: Sequence[str], pools: "FleetView", policy: str
+    figures: dict[str, Any], order: Sequence[str], memory_gb: float, policy: str
 ) -> str:
     """A service's configuration: the plan's policy on the nodes that the plan uses."""
     from slackwater.model.toml_text import toml_text
@@ -162,7 +161,6 @@ def _service_file(
         )
         for role in ("rollout", "train")
     }
-    memory_gb = min(pool.node_type.host_memory_gb for pool in (pools.rollout, pools.train))
     service = {
         "coschedule": {"placement": policy, "host_memory_gb": memory_gb},
         "fleet": {

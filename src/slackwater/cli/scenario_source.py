@@ -8,10 +8,8 @@ from typing import Any
 
 from slackwater.cli.atomic_file import atomic_file, check_place, write_atomically
 from slackwater.model.errors import ConfigError
-from slackwater.model.node import Role
 from slackwater.model.toml_text import toml_text
 from slackwater.policy.placement.catalogue import POLICIES, list_options, make_policy
-from slackwater.policy.placement.fleet import FleetView
 from slackwater.sim.cluster.report import RunReport
 from slackwater.sim.cluster.scenario import ClusterScenario, PolicyConfig
 from slackwater.sim.cluster.simulate import scenario_jobs
@@ -34,7 +32,7 @@ def read_source(
     listed = {spec.job for spec in scenario.jobs}
     for spec in scenario_jobs(scenario):
         if spec.job not in listed:
-            check_fits(spec, fleet_of(scenario), "workload")
+            check_fits(spec, scenario.view(), "workload")
     if policy is not None:
         scenario = _under_policy(scenario, policy)
     return written, scenario
@@ -42,7 +40,7 @@ def read_source(
 
 def check_policy(scenario: ClusterScenario) -> None:
     """Refuse an unknown policy, or an option that it does not have."""
-    make_policy(scenario.policy.name, fleet_of(scenario), scenario.policy.options, scenario.seed)
+    make_policy(scenario.policy.name, scenario.view(), scenario.policy.options, scenario.seed)
 
 
 def under_policies(
@@ -59,7 +57,7 @@ def under_policies(
 
 def _under_policy(scenario: ClusterScenario, name: str) -> ClusterScenario:
     """The scenario under another policy with the options it supports; refuses unknown ones."""
-    fleet = fleet_of(scenario)
+    fleet = scenario.view()
     own = list_options(name, fleet)
     all_options = {option for policy in POLICIES for option in list_options(policy, fleet)}
     for option, value in scenario.policy.options.items():
@@ -69,12 +67,6 @@ def _under_policy(scenario: ClusterScenario, name: str) -> ClusterScenario:
     options = {key: value for key, value in scenario.policy.options.items() if key in own}
     policy: PolicyConfig = dataclasses.replace(scenario.policy, name=name, options=options)
     return dataclasses.replace(scenario, policy=policy)
-
-
-def fleet_of(scenario: ClusterScenario) -> FleetView:
-    """The pools as policies see them."""
-    by_role = {pool.role: pool for pool in scenario.fleet}
-    return FleetView(by_role[Role.ROLLOUT], by_role[Role.TRAIN])
 
 
 def settings_text(table: Mapping[str, Any], as_json: bool) -> str:
