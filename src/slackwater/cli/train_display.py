@@ -81,7 +81,7 @@ class TrainDisplay:
         if not self._console.is_terminal:
             self._console.print(f"waiting for {what}", highlight=False)
 
-    def tell(self, problem: str) -> None:
+    def report(self, problem: str) -> None:
         """Print why the run stalls; not wrapped, because it may contain a command to copy."""
         self._console.print(
             f"the run waits: {problem}", style="red", highlight=False, soft_wrap=True
@@ -123,11 +123,11 @@ def watch_stalls(
     shown: TrainDisplay, problems: Problems, over: threading.Event, stalled_s: float = _STALLED_S
 ) -> None:
     """Print each problem of the service once per stall."""
-    told: dict[str, float] = {}
+    reported_s: dict[str, float] = {}
     while not over.wait(min(stalled_s / 3, 5.0)):
         if time.monotonic() - shown.moved_s < stalled_s:
             continue
         for problem in problems():
-            if told.get(problem) != shown.moved_s:
-                told[problem] = shown.moved_s
-                shown.tell(problem)
+            if reported_s.get(problem) != shown.moved_s:
+                reported_s[problem] = shown.moved_s
+                shown.report(problem)

@@ -37,7 +37,7 @@ class ForkedFront:
     def __init__(self, listening: socket.socket, log: Path) -> None:
         command = _front_command(Path(), listening, log)
         orders, self._orders = os.pipe()
-        run = partial(_serve_when_told, orders, listening, log)
+        run = partial(_serve_on_order, orders, listening, log)
         self._process = fork(run, command, [orders, listening.fileno()])
         self.pid = self._process.pid
         os.close(orders)
@@ -71,7 +71,7 @@ def _can_watch_processes() -> bool:
     return True
 
 
-def _serve_when_told(orders: int, listening: socket.socket, log: Path) -> None:
+def _serve_on_order(orders: int, listening: socket.socket, log: Path) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # of a terminal: the control plane stops us
         signal.signal(number, signal.SIG_IGN)
     from slackwater.serve.front.__main__ import run_front  # the control plane needs none of it
@@ -104,7 +104,7 @@ class FrontEnds:
         self._state, self._link = state, state.root / "sockets"
         self._forked = forked
         self._folder = socket_folder(self._link)
-        self._keepers: list[asyncio.Task[None]] = []
+        self._restarters: list[asyncio.Task[None]] = []
         self._is_closing = False
 
     async def start(self, count: int) -> None:
@@ -114,8 +114,10 @@ class FrontEnds:
         self._server = await loop.create_unix_server(self._channel.connect, path)
         self._http = PrivateServer(self._app, self._folder / HTTP)
         self._serving = asyncio.create_task(self._http.serve())
-        self._keepers = [asyncio.create_task(self._keep_running(number)) for number in range(count)]
-        for task in self._keepers:
+        self._restarters = [
+            asyncio.create_task(self._keep_running(number)) for number in range(count)
+        ]
+        for task in self._restarters:
             task.add_done_callback(self._report_failure)
 
     async def stop(self) -> None:
@@ -125,10 +127,10 @@ class FrontEnds:
         self._channel.stop()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
-                await asyncio.gather(*self._keepers, return_exceptions=True)
-        for task in self._keepers:
+                await asyncio.gather(*self._restarters, return_exceptions=True)
+        for task in self._restarters:
             task.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
+        await asyncio.gather(*self._restarters, return_exceptions=True)
         self._channel.close()
         self._server.close()
         self._http.stop()

@@ -65,13 +65,13 @@ def _serving_gauges(plane: ControlPlane) -> dict[str, float]:
 
 def serving_of(plane: ControlPlane) -> dict[str, Any] | None:
     """The serving SLO and its attainment per minute; None if no model is served."""
-    promise, lending = plane.rollout.slo, plane.rollout.lending
-    if promise is None:
+    tracker, lending = plane.rollout.slo, plane.rollout.lending
+    if tracker is None:
         return None
     return {
-        "model": promise.model,
-        "slo": asdict(promise.slo),
-        "minutes": promise.minutes(),
+        "model": tracker.model,
+        "slo": asdict(tracker.slo),
+        "minutes": tracker.minutes(),
         "lent": {} if lending is None else lending.loans_by_worker(),
         "not_lent": {} if lending is None else dict(lending.refusals),
     }
