@@ -1,10 +1,7 @@
 """The control plane's HTTP application; front ends (`front/app.py`) forward requests to it."""
 
-from typing import Any
+from fastapi import FastAPI
 
-from fastapi import FastAPI, Request
-
-from slackwater.model.errors import SlackwaterError
 from slackwater.runtime.plane import ControlPlane
 from slackwater.serve.actions.api import (
     action_routes,
@@ -40,18 +37,7 @@ def create_app(plane: ControlPlane) -> FastAPI:
     app = App()
     app.state.plane = plane
     training = TrainingHandlers(plane)
-
-    async def reject_operation(request: Request, body: Any, reason: str) -> None:
-        """Use up the operation's number that an invalid body names, if it names one."""
-        try:
-            operation = await training.find_operation(request, body)
-        except SlackwaterError:
-            return
-        if operation is not None:
-            model, seq, kind = operation
-            await plane.training.reject(model, seq, kind, reason)
-
-    add_error_handlers(app, reject_operation)
+    add_error_handlers(app, training.reject_invalid)
     downloads = Downloads(plane.settings.state / "downloads")
     app.state.dashboard = LiveSource(plane)
     routers = (

@@ -76,18 +76,19 @@ class TrainingHandlers:
             await self.plane.training.reject(model, seq, kind, str(error))
             raise
 
-    async def find_operation(
-        self, request: Request, body: Any
-    ) -> tuple[TrainedModel, int, OpKind] | None:
-        """The operation that an invalid body identifies, if any."""
+    async def reject_invalid(self, request: Request, body: Any, reason: str) -> None:
+        """Use up the operation's number that an invalid body names, if it names one."""
         kind = _KIND_BY_PATH.get(request.url.path)
         if kind is None or not isinstance(body, dict):
-            return None
+            return
         name, seq = body.get("model_id"), body.get("seq_id")
         if not isinstance(name, str) or not isinstance(seq, int) or not 0 <= seq < 2**31:
-            return None
-        tenant = await read_tenant(request)
-        return self.model(tenant, name), seq, kind
+            return
+        try:
+            model = self.model(await read_tenant(request), name)
+        except SlackwaterError:
+            return
+        await self.plane.training.reject(model, seq, kind, reason)
 
     async def _submit(
         self, model: TrainedModel, seq: int, kind: OpKind, payload: bytes, *, strict: bool = True
