@@ -140,10 +140,6 @@ class Groups:
         request = WaitingPhase(state.spec.job, phase, nodes, now_s, service_s, setup_s)
         self._groups[placement.group].waiting[state.spec.job] = request
 
-    def waiting(self) -> list[WaitingPhase]:
-        """The phases that wait, of all groups."""
-        return [request for group in self._groups.values() for request in group.waiting.values()]
-
     def has_request_on(self, node: NodeId) -> bool:
         """Whether a phase waits for the node."""
         return any(
@@ -157,23 +153,25 @@ class Groups:
         """Whether it has requested a permit and not got it."""
         return state.spec.job in self._group_of(state).waiting
 
-    def grant(self, group_id: GroupId, now_s: float, commands: list[Command]) -> None:
-        """Add a permit for every phase of the group that may run now. A job's SLO clock starts with
-        its first permit.
+    def grant(self, group_id: GroupId, now_s: float) -> list[Command]:
+        """Grant a permit to every phase of the group that may run now. A job's SLO clock starts
+        with its first permit.
         """
+        granted: list[Command] = []
         group = self._groups.get(group_id)
         if group is not None and group.pending:
             self._join_pending(group, now_s)
         while group is not None and group.waiting:
             request = group.ordering.pick(group.waiting.values(), self._permits.is_free, now_s)
             if request is None:
-                return
+                break
             state = group.jobs[request.job]
             del group.waiting[request.job]
             group.ordering.record_start(request.job, request.phase, request.nodes)
             if state.clock_since_s is None:
                 state.clock_since_s = now_s
-            commands.append(self._permits.grant(request, state.epoch, now_s))
+            granted.append(self._permits.grant(request, state.epoch, now_s))
+        return granted
 
     def members_on(self, node: NodeId) -> list[JobState]:
         """All jobs that take part in an order and have phases on the node."""
@@ -197,6 +195,7 @@ class Groups:
         return len(self._group_of(state).jobs) > 1
 
     def record_profile_change(self, state: JobState) -> None:
+        """Phases of the job take longer or shorter than before."""
         self._group_of(state).worst_iteration_s = {}
 
     def worst_iteration_s(self, state: JobState) -> float:

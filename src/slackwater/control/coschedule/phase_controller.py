@@ -9,6 +9,7 @@ again. A client that leaves its permit unused, or samples without end, lets othe
 wait.
 """
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypeAlias, assert_never
 
@@ -89,7 +90,9 @@ class PhaseController:
         self.scheduler = scheduler
         self.limits = limits or PhaseLimits()
         self._jobs: dict[JobId, ManagedJob] = {}
-        self._unmanaged = UnmanagedWork()
+        # Open work of jobs that are not managed (yet): after a restart of the control plane, turns
+        # and operations are there before their job is placed.
+        self._unmanaged: defaultdict[JobId, OpenWork] = defaultdict(OpenWork)
         self._cycle = PhaseCycle(self._jobs, scheduler, instances_on, self.limits)
         self._watching = False
 
@@ -104,7 +107,7 @@ class PhaseController:
     def slowdown(self, job: JobId, now_s: float) -> float | None:
         """Of a managed job, so far; None before its clock runs."""
         managed = self._jobs.get(job)
-        return None if managed is None else self._cycle.profiler.slowdown(managed, now_s)
+        return None if managed is None else self._cycle.slowdown(managed, now_s)
 
     # ---- messages ----
     def handle(self, event: events.Event | PhaseEvent | ComponentEvent) -> list[PhaseMessage]:
@@ -140,12 +143,13 @@ class PhaseController:
                 if (job := self._jobs.get(message.job)) is not None:
                     self._cycle.open_turn(job, message.sequence)
                 else:
-                    self._unmanaged.open_turn(message.job, message.sequence)
+                    self._unmanaged[message.job].turns.add(message.sequence)
             case TurnClosed():
                 if (job := self._jobs.get(message.job)) is not None:
                     self._cycle.close_turn(job, message.sequence)
                 else:
-                    self._unmanaged.close_turn(message.job, message.sequence)
+                    self._unmanaged[message.job].turns.discard(message.sequence)
+                    self._forget_if_idle(message.job)
             case ReleaseInstance(instance) | ReportFault(instance):
                 self._cycle.reopen_tails(instance)
             case PlaceJob():
@@ -160,7 +164,8 @@ class PhaseController:
         job = self._jobs.get(event.job)
         if job is None:
             if isinstance(event, OpEnded):
-                self._unmanaged.close_op(event.job, event.request)
+                self._unmanaged[event.job].ops.discard(event.request)
+                self._forget_if_idle(event.job)
             return
         match event:
             case PermitAsked():
@@ -210,7 +215,7 @@ class PhaseController:
         job, kind = self._jobs.get(operation.job), operation.kind
         if job is None:
             if kind.needs_permit:
-                self._unmanaged.open_op(operation.job, operation.request)
+                self._unmanaged[operation.job].ops.add(operation.request)
         elif kind.needs_permit:
             job.ops.add(operation.request)
             self._cycle.advance(job)
@@ -294,7 +299,7 @@ class PhaseController:
     def _manage(self, job_id: JobId, terms: JobTerms) -> ManagedJob:
         job = self._jobs.get(job_id)
         if job is None:
-            work = self._unmanaged.pop(job_id)
+            work = self._unmanaged.pop(job_id, OpenWork())
             job = ManagedJob(job_id, terms, turns=work.turns, ops=work.ops)
             self._jobs[job_id] = job
             self._cycle.close_gates(job)
@@ -304,8 +309,15 @@ class PhaseController:
     def _unmanage(self, job_id: JobId) -> ManagedJob | None:
         job = self._jobs.pop(job_id, None)
         if job is not None:
-            self._unmanaged.put(job_id, OpenWork(job.turns, job.ops))
+            self._unmanaged[job_id] = OpenWork(job.turns, job.ops)
+            self._forget_if_idle(job_id)
         return job
+
+    def _forget_if_idle(self, job: JobId) -> None:
+        """Drop the record of a job that is not managed and has no open work."""
+        work = self._unmanaged[job]
+        if not (work.turns or work.ops):
+            del self._unmanaged[job]
 
     def _answer(
         self, job: JobId, answer: Literal["placed", "held", "refused"], reason: str
@@ -403,38 +415,3 @@ class OpenWork:
 
     turns: set[int] = field(default_factory=set)
     ops: set[RequestId] = field(default_factory=set)
-
-
-class UnmanagedWork:
-    """Open work of jobs that the co-scheduler does not manage (yet): after a restart of the control
-    plane, turns and operations are there before their job is placed.
-    """
-
-    def __init__(self) -> None:
-        self._jobs: dict[JobId, OpenWork] = {}
-
-    def open_turn(self, job: JobId, sequence: int) -> None:
-        self._jobs.setdefault(job, OpenWork()).turns.add(sequence)
-
-    def open_op(self, job: JobId, request: RequestId) -> None:
-        self._jobs.setdefault(job, OpenWork()).ops.add(request)
-
-    def close_turn(self, job: JobId, sequence: int) -> None:
-        if (work := self._jobs.get(job)) is not None:
-            work.turns.discard(sequence)
-            self.put(job, work)
-
-    def close_op(self, job: JobId, request: RequestId) -> None:
-        if (work := self._jobs.get(job)) is not None:
-            work.ops.discard(request)
-            self.put(job, work)
-
-    def pop(self, job: JobId) -> OpenWork:
-        """The open work of a job that is managed from now on."""
-        return self._jobs.pop(job, OpenWork())
-
-    def put(self, job: JobId, work: OpenWork) -> None:
-        """Keep the open work of a job that is no longer managed."""
-        self._jobs[job] = work
-        if not (work.turns or work.ops):
-            del self._jobs[job]

@@ -86,7 +86,6 @@ class PhaseCycle:
         self._limits = limits
         self._watch = PhaseWatch(scheduler, limits)
         self._gates = PhaseGates(jobs, scheduler.permits, instances_on)
-        self.profiler = PhaseProfiler(scheduler, limits)
         self.commands: deque[Command] = deque()
         self.messages: list[PhaseMessage] = []
         self.now_s = 0.0
@@ -276,7 +275,7 @@ class PhaseCycle:
             self.messages.append(IterationDone(self.now_s, job.id))
         self.notify_scheduler(event)
         self._release_tail(permit)
-        profile = self.profiler.profile(job) if trained else None
+        profile = self._profile(job) if trained else None
         if profile is not None:
             self.messages.append(JobProfiled(self.now_s, job.id, profile))
         elif trained and job.requests_permits and job.iteration >= job.terms.iterations:
@@ -290,9 +289,10 @@ class PhaseCycle:
 
     def preempt_if_due(self, job: ManagedJob, *, at_boundary: bool) -> bool:
         """End the phase of an unprofiled job if a member of a group waits for its nodes."""
-        if not self.profiler.must_preempt(job, at_boundary=at_boundary):
+        if job.requests_permits or job.permit is None or job.is_phase_over():
             return False
-        assert job.permit is not None
+        if not self._scheduler.must_yield(job.id, at_boundary=at_boundary):
+            return False
         if job.permit.phase is Phase.TRAIN and not job.ops:
             self.finish_phase(job)  # nothing is left that would resume
             return True
@@ -386,26 +386,8 @@ class PhaseCycle:
             done, crashes = state.iterations_done, state.crashes
             self.notify_scheduler(JobArrived(self.now_s, state.spec, done, crashes))
 
-
-def _client_number(command: GrantPermit, request: PermitAsked | None) -> int:
-    """The number of the permit for the job's own code: one that held a permit before the control
-    plane restarted keeps its number.
-    """
-    if request is None or request.phase is not command.phase or request.known_as is None:
-        return command.permit
-    return request.known_as
-
-
-class PhaseProfiler:
-    """Measures running jobs: the profile of an unprofiled one, the slowdown of one that shares. The
-    phase controller executes.
-    """
-
-    def __init__(self, scheduler: CoScheduler, limits: PhaseLimits) -> None:
-        self._scheduler = scheduler
-        self._limits = limits
-
-    def profile(self, job: ManagedJob) -> JobProfile | None:
+    # ---- measures ----
+    def _profile(self, job: ManagedJob) -> JobProfile | None:
         """The profile of an unprofiled job, from its longest warm cycle; None while too few cycles
         were observed, or when it has no iteration left.
         """
@@ -420,12 +402,6 @@ class PhaseProfiler:
         syncs = job.observed_s.get(Phase.SYNC, [0.0])
         return job.terms.profile(max(rollouts[first:] or rollouts), max(trains[first:]), min(syncs))
 
-    def must_preempt(self, job: ManagedJob, *, at_boundary: bool) -> bool:
-        """Whether its phase is preempted here: open work resumes with its next permit."""
-        if job.requests_permits or job.permit is None or job.is_phase_over():
-            return False
-        return self._scheduler.must_yield(job.id, at_boundary=at_boundary)
-
     def slowdown(self, job: ManagedJob, now_s: float) -> float | None:
         """Its time on its SLO clock so far, over what its phases and its own time between them took
         of that; None before the clock runs.
@@ -439,3 +415,12 @@ class PhaseProfiler:
         elif job.is_idle and state.joined:
             alone_s += now_s - state.free_s
         return max(state.clock_time_s(now_s) / alone_s, 1.0) if alone_s > 0 else None
+
+
+def _client_number(command: GrantPermit, request: PermitAsked | None) -> int:
+    """The number of the permit for the job's own code: one that held a permit before the control
+    plane restarted keeps its number.
+    """
+    if request is None or request.phase is not command.phase or request.known_as is None:
+        return command.permit
+    return request.known_as

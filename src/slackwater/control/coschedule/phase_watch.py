@@ -52,28 +52,9 @@ class PhaseLimits:
         if not 0 <= self.kept_share <= 1:
             raise ConfigError.of("limits: kept_share", self.kept_share, "must be from 0 to 1")
 
-    def lease_violation(
-        self, phase: Phase, held_s: float, usual_s: float | None, silent_s: float
-    ) -> str | None:
-        """Why a job whose own code requested the permit loses it; None while it keeps it."""
-        if silent_s > self.lease_s:
-            return f"its {phase} phase sent no report for {silent_s:.0f} s"
-        limit_s = self._limit_s(usual_s)
-        return f"its {phase} phase did not end within {limit_s:.0f} s" if held_s > limit_s else None
-
-    def silence_violation(self, phase: Phase, silent_s: float, usual_s: float | None) -> str | None:
-        """Why a job whose phase is inferred loses its permit; None while it keeps it."""
-        limit_s = self._limit_s(usual_s)
-        if silent_s <= limit_s:
-            return None
-        return f"nothing of its {phase} phase ended within {limit_s:.0f} s"
-
-    def share_after_s(self, usual_s: float | None) -> float:
-        """How long an inferred phase may take before it lets others in."""
-        return self.unknown_s if usual_s is None else max(self.share_after * usual_s, self.least_s)
-
-    def _limit_s(self, usual_s: float | None) -> float:
-        return self.unknown_s if usual_s is None else max(self.factor * usual_s, self.least_s)
+    def longest_s(self, factor: float, usual_s: float | None) -> float:
+        """So many times the usual length, `least_s` in any case, or `unknown_s`."""
+        return self.unknown_s if usual_s is None else max(factor * usual_s, self.least_s)
 
 
 class IdleAction(Enum):
@@ -94,14 +75,18 @@ class PhaseWatch:
 
     def violation(self, job: ManagedJob, now_s: float) -> str | None:
         """Why a job loses its permit; None while it keeps it."""
-        permit = job.permit
+        permit, limits = job.permit, self._limits
         if permit is None:
             return None
-        usual_s, silent_s = self._usual_s(job, permit.phase), now_s - permit.active_s
+        phase, silent_s = f"its {permit.phase} phase", now_s - permit.active_s
+        limit_s = limits.longest_s(limits.factor, self._usual_s(job, permit.phase))
         if not job.requests_permits:
-            return self._limits.silence_violation(permit.phase, silent_s, usual_s)
-        held_s = now_s - permit.started_s
-        return self._limits.lease_violation(permit.phase, held_s, usual_s, silent_s)
+            slow = silent_s > limit_s
+            return f"nothing of {phase} ended within {limit_s:.0f} s" if slow else None
+        if silent_s > limits.lease_s:
+            return f"{phase} sent no report for {silent_s:.0f} s"
+        slow = now_s - permit.started_s > limit_s
+        return f"{phase} did not end within {limit_s:.0f} s" if slow else None
 
     def is_overlong(self, job: ManagedJob, phase: Phase, now_s: float) -> bool:
         """Whether an inferred phase of this kind takes much longer than is usual for the job.
@@ -111,7 +96,7 @@ class PhaseWatch:
         if job.permit is None or job.requests_permits or job.permit.phase is not phase:
             return False
         usual_s = self._usual_s(job, phase)
-        most_s = self._limits.share_after_s(usual_s)
+        most_s = self._limits.longest_s(self._limits.share_after, usual_s)
         if usual_s is not None and phase is Phase.TRAIN and self.has_waiters(job):
             most_s = self._limits.share_after * usual_s
         return job.preempted_s + now_s - job.permit.started_s >= most_s

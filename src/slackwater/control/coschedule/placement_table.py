@@ -70,7 +70,7 @@ class PlacementTable:
             self._groups.plan(group, plan, now_s, joining=group in joining)
         commands.extend(self.grant(tuple(freed), now_s))
         for group in dict.fromkeys(p.group for p in placements if p.group not in joining):
-            self._groups.grant(group, now_s, commands)
+            commands.extend(self._groups.grant(group, now_s))
         return commands
 
     def withdraw(self, state: JobState, now_s: float) -> tuple[NodeId, ...]:
@@ -122,10 +122,8 @@ class PlacementTable:
 
     def grant(self, nodes: tuple[NodeId, ...], now_s: float) -> list[Command]:
         """Grant permits to phases that wait for one of the nodes."""
-        commands: list[Command] = []
-        for group in self._groups.groups_on(nodes):
-            self._groups.grant(group, now_s, commands)
-        return commands
+        groups = self._groups.groups_on(nodes)
+        return [command for group in groups for command in self._groups.grant(group, now_s)]
 
     def current(self, job: JobId, epoch: int) -> JobState | None:
         """The job, if its placement has this epoch; else the message came late."""

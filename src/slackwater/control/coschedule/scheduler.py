@@ -41,7 +41,6 @@ from slackwater.control.timer import TimerFired
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.job import JobProfile
 from slackwater.model.placement import Phase
-from slackwater.policy.ordering.priority import WaitingPhase
 from slackwater.policy.placement.fleet import FleetView
 from slackwater.policy.placement.interface import PlacementPolicy
 
@@ -193,14 +192,6 @@ class CoScheduler:
         """Let an unprofiled job that has nothing to do in its next phase skip it."""
         self._unprofiled.advance_phase(job, self._unprofiled.next_phase(job))
 
-    def waiting(self) -> list[WaitingPhase]:
-        """The phases of placed jobs that wait for their turn."""
-        return self._groups.waiting()
-
-    def hourly_cost(self) -> float:
-        """The price of the nodes that are rented now."""
-        return self._policy.hourly_cost()
-
     # ---- jobs that come and go ----
 
     def _on_arrived(self, event: JobArrived) -> list[Command]:
@@ -317,9 +308,7 @@ class CoScheduler:
             self._groups.request(state, event.phase, event.now_s)
         else:
             self._groups.join(state, event.now_s)
-        commands: list[Command] = []
-        self._groups.grant(state.placement.group, event.now_s, commands)
-        return commands
+        return self._groups.grant(state.placement.group, event.now_s)
 
     def _on_finished_phase(self, event: PhaseFinished) -> list[Command]:
         permit = self._permits.find(event.permit)
@@ -352,9 +341,7 @@ class CoScheduler:
             return []
         assert state.placement is not None
         self._groups.rest(state)
-        commands: list[Command] = []
-        self._groups.grant(state.placement.group, event.now_s, commands)
-        return commands
+        return self._groups.grant(state.placement.group, event.now_s)
 
     def _on_yields(self, event: JobYields) -> list[Command]:
         state = self._places.current(event.job, event.epoch)

@@ -15,7 +15,7 @@ from slackwater.control.devices.messages import DeviceCommand, DeviceEvent, Gran
 from slackwater.control.jobs.events import JobTrained
 from slackwater.control.operations import commands, events
 from slackwater.control.operations.facts import DispatchDue, OpEnded
-from slackwater.control.operations.model_queue import ModelQueue, Residency
+from slackwater.control.operations.model_queue import ModelQueue
 from slackwater.control.operations.operations_state import (
     Flight,
     OperationsState,
@@ -231,12 +231,12 @@ class OperationsController:
         ticket = self._state.ticket()
         self._last_served[queue.model] = self._last_owned[queue.owner] = ticket
         self._state.assign(queue, worker)
-        if queue.residency is Residency.ABSENT:
+        if not queue.has_state:
             if queue.saved_seq is not None:
                 self._recovery.restore(worker, ticket, queue, queue.saved_seq)
                 return
             # Nothing is saved: the log or the head creates the state.
-            queue.residency = Residency.READY
+            queue.has_state = True
         if queue.applied < len(queue.log):
             self._recovery.replay(worker, ticket, queue)
             return

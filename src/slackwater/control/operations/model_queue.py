@@ -9,17 +9,9 @@ operations run as usual. A load_weights replaces the accumulated gradients, and 
 """
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from slackwater.model.ids import NOBODY, JobId, ModelId, TenantId, WorkerId
 from slackwater.model.operation import Operation, OperationRecord, OpKind, OpStatus
-
-
-class Residency(StrEnum):
-    """Whether the trainer has the state from which the log starts."""
-
-    ABSENT = "absent"
-    READY = "ready"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +48,7 @@ class ModelQueue:
     log_cost_s: float = 0.0
     snapshot_cost_s: float = 0.0
     worker: WorkerId | None = None
-    residency: Residency = Residency.ABSENT
+    has_state: bool = False  # the trainer has the state from which the log starts
     move: StateTransfer | None = None  # in progress: the state is not used
     attempts: int = 0
     failed_restores: int = 0
@@ -176,7 +168,7 @@ class ModelQueue:
         """No trainer has this model any more."""
         self.worker = None
         self.move = None
-        self.residency = Residency.ABSENT
+        self.has_state = False
         self.applied = 0
 
     def adopt(self, saved_seq: int | None, records: tuple[OperationRecord, ...]) -> None:

@@ -7,7 +7,7 @@ is restored like that of a lost trainer. A replay writes unwritten detached publ
 
 from slackwater.control.operations import commands, events
 from slackwater.control.operations.facts import PublishDetached
-from slackwater.control.operations.model_queue import ModelQueue, Residency, StateTransfer
+from slackwater.control.operations.model_queue import ModelQueue, StateTransfer
 from slackwater.control.operations.operations_state import (
     DetachedPublish,
     OperationsState,
@@ -48,7 +48,7 @@ class StateRecovery:
     def finish_restore(self, flight: Restore, event: events.TicketDone) -> None:
         """The trainer has the state from which the log starts."""
         queue = flight.queue
-        queue.residency = Residency.READY
+        queue.has_state = True
         if event.reached is not None:
             queue.mark_applied(event.reached)
         self._state.out.append(commands.ForgetStrays(queue.model))
@@ -167,7 +167,7 @@ class StateRecovery:
             able = [worker for worker in sorted(state.flights) if state.may_run(queue, worker)]
             if not able:
                 continue  # the gate is closed, or no trainer is there yet
-            if queue.max_usable_seq() < 0 or queue.residency is Residency.ABSENT:
+            if queue.max_usable_seq() < 0 or not queue.has_state:
                 state.forget(queue)  # it must be rebuilt from the log anyway
                 continue
             to = min(able, key=lambda worker: (state.model_counts[worker], worker))

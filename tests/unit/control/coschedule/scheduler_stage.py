@@ -59,11 +59,8 @@ class Stage:
     ) -> None:
         where = fleet(rollout, train, owned=owned)
         config.setdefault("ordering", "plan" if policy == "ours" else "round_robin")
-        self.scheduler = CoScheduler(
-            make_policy(policy, where),
-            where,
-            CoScheduleConfig(**config),
-        )
+        self.policy = make_policy(policy, where)
+        self.scheduler = CoScheduler(self.policy, where, CoScheduleConfig(**config))
         self.permits: dict[str, GrantPermit] = {}
         self.starts: dict[str, StartJob] = {}
 

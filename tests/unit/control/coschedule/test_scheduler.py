@@ -158,7 +158,7 @@ def test_nodes_that_no_one_uses_are_given_back_when_the_last_job_leaves() -> Non
     stage.arrive(job("a"))
     commands = stage.tell(JobFinished(500, JobId("a"), 1))
     assert len(next(c.nodes for c in commands if isinstance(c, ReturnNodes))) == 2
-    assert stage.scheduler.hourly_cost() == 0
+    assert stage.policy.hourly_cost() == 0
 
 
 def test_lengths_beyond_the_declared_ones_are_taken_over_as_drift() -> None:
