@@ -10,9 +10,9 @@ from pathlib import Path
 from harness import forked_service
 from harness.preloaded_programs import AwaitedProgram
 from slackwater.model.ids import WorkerId
-from slackwater.runtime.launch.agents import SECRET_VARIABLE
 from slackwater.runtime.launch.port import WorkerPlan
 from slackwater.runtime.store.state_directory import StateDirectory
+from slackwater.wire.agent import SECRET
 
 
 def offer_models(folder: Path, models: Mapping[str, Path]) -> None:
@@ -25,7 +25,7 @@ async def spawn_directly(
 ) -> AwaitedProgram:
     """Start the process as an agent would; the folder is its files and its log's place."""
     environment = {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ
-    environment |= {SECRET_VARIABLE: secret, "OMP_NUM_THREADS": "1"}
+    environment |= {SECRET: secret, "OMP_NUM_THREADS": "1"}
     place = ("--connect", connect, "--worker", worker, "--files", f"folder:{folder}")
     words = (*place, *plan.arguments)
     with (folder / f"{plan.name}.log").open("ab") as log:

@@ -16,6 +16,11 @@ PARENT = "SLACKWATER_PARENT"
 # every process of the node, and the workers must not exit before their turns have moved.
 NOTICED = "SLACKWATER_NOTICED"
 
+# In the environment of workers and agents: their key, and the SHA-256 of the control plane's
+# certificate unless it listens on the loopback.
+SECRET = "SLACKWATER_WORKER_SECRET"
+PIN = "SLACKWATER_HUB_PIN"
+
 # In the environment of workers: for how many seconds they outlive a lost control plane.
 GRACE = "SLACKWATER_GRACE_S"
 

@@ -5,7 +5,6 @@ Arrays are raw little-endian bytes with a dtype of `int64` or `float32` and a sh
 its examples one after the other; this module does not interpret losses.
 """
 
-from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -63,12 +62,7 @@ class PassResult(msgspec.Struct, frozen=True):
     metrics: dict[str, float]
 
 
-_encoder = msgspec.msgpack.Encoder()
-encode_batch = encode_result = _encoder.encode
+encode_batch = encode_result = encode_metrics = msgspec.msgpack.Encoder().encode
 decode_batch = msgspec.msgpack.Decoder(PassBatch).decode
 decode_result = msgspec.msgpack.Decoder(PassResult).decode
 decode_metrics = msgspec.msgpack.Decoder(dict[str, float]).decode
-
-
-def encode_metrics(metrics: Mapping[str, float]) -> bytes:
-    return _encoder.encode(dict(metrics))

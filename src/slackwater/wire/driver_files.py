@@ -70,9 +70,11 @@ class DriverFiles:
     def write_exit(self, ended: Exit) -> None:
         self._write("exit.json", asdict(ended))
 
-    def exit(self) -> Exit | None:
+    def exit(self, attempt: int) -> Exit | None:
+        """How this attempt ended, if it was the last that was seen to end."""
         found = read_object(self.root / "exit.json")
-        return None if found is None else Exit(**found)
+        ended = None if found is None else Exit(**found)
+        return None if ended is None or ended.attempt != attempt else ended
 
     def forget_exit(self) -> None:
         (self.root / "exit.json").unlink(missing_ok=True)

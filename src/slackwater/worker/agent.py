@@ -34,7 +34,6 @@ from slackwater.worker.connection import Connection, DisconnectedError, RefusedB
 from slackwater.worker.node_devices import node_devices, parse_gpu_ids
 from slackwater.worker.process import (
     NODE_SECRET_VARIABLE,
-    SECRET_VARIABLE,
     address_of,
     leave_signal,
     pin,
@@ -173,7 +172,7 @@ class NodeAgent:
             host, port = self.relay.address
             arguments += ["--node", options.node, "--relay", f"{host}:{port}"]
         environment = {**os.environ, **self._states.environment, wire.PARENT: str(os.getpid())}
-        environment |= {SECRET_VARIABLE: order.key, NODE_SECRET_VARIABLE: self._node_secret}
+        environment |= {wire.SECRET: order.key, NODE_SECRET_VARIABLE: self._node_secret}
         if order.grace_s:
             environment[wire.GRACE] = f"{order.grace_s:g}"
         command = [sys.executable, "-m", order.module, *arguments, *order.arguments]

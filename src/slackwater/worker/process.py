@@ -14,13 +14,10 @@ from types import FrameType
 from slackwater.model.errors import ConfigError, SlackwaterError
 from slackwater.sandbox.linux import die_with_parent
 from slackwater.wire import messages
-from slackwater.wire.agent import GRACE, NOTICED, PARENT
+from slackwater.wire.agent import GRACE, NOTICED, PARENT, PIN, SECRET
 from slackwater.worker.connection import EXIT_ORPHANED, Connection, DisconnectedError
 
-SECRET_VARIABLE = "SLACKWATER_WORKER_SECRET"
 NODE_SECRET_VARIABLE = "SLACKWATER_NODE_SECRET"  # shared by the processes of one node
-# SHA-256 of the control plane's certificate; unset on the loopback.
-PIN_VARIABLE = "SLACKWATER_HUB_PIN"
 
 
 def base_parser(description: str) -> argparse.ArgumentParser:
@@ -54,7 +51,7 @@ def address_of(connect: str) -> tuple[str, int]:
 
 def secret() -> str:
     """This process's key, which it proves to the control plane."""
-    return _pop_variable(SECRET_VARIABLE)
+    return _pop_variable(SECRET)
 
 
 def node_secret() -> str:
@@ -73,7 +70,7 @@ def _pop_variable(variable: str) -> str:
 
 def pin() -> str | None:
     """The hash of the control plane's certificate, if connections are encrypted."""
-    return os.environ.get(PIN_VARIABLE) or None
+    return os.environ.get(PIN) or None
 
 
 def dial(connect: str, hello: messages.Hello) -> Connection:
@@ -98,7 +95,7 @@ def run_worker(main: Callable[[], None], *, cleans_up: bool = False, by_hand: bo
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
         stream=sys.stderr,
     )
-    for variable in (SECRET_VARIABLE, NODE_SECRET_VARIABLE):
+    for variable in (SECRET, NODE_SECRET_VARIABLE):
         with contextlib.suppress(ConfigError):  # a worker that needs it fails later with this error
             _pop_variable(variable)
     leave_number = leave_signal()

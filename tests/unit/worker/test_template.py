@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from slackwater.sandbox.process_tree import children, is_alive
-from slackwater.wire.agent import PARENT
-from slackwater.worker.process import SECRET_VARIABLE
+from slackwater.wire.agent import PARENT, SECRET
 from slackwater.worker.template import WorkerTemplate
 
 LIMIT_S = 120.0
@@ -30,7 +29,7 @@ def main():
     print(json.dumps({{
         "argv": sys.argv[1:],
         "command": Path("/proc/self/cmdline").read_text().rstrip(chr(0)).split(chr(0)),
-        "key": [secret(), os.environ.get("{SECRET_VARIABLE}")],
+        "key": [secret(), os.environ.get("{SECRET}")],
         "own": sorted(name for name in os.environ if name.startswith("OWN_")),
         "open": [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.exists()],
         "imported_in": IMPORTED_IN,
@@ -82,7 +81,7 @@ def start(
     template: WorkerTemplate, folder: Path, *arguments: str, module: str = "probe_engine_worker"
 ) -> subprocess.Popen[bytes]:
     name = arguments[-1]
-    own = {SECRET_VARIABLE: f"key of {name}", f"OWN_{name}": "", PARENT: str(os.getpid())}
+    own = {SECRET: f"key of {name}", f"OWN_{name}": "", PARENT: str(os.getpid())}
     with (folder / f"{name}.log").open("ab") as log:
         return template.start(
             [sys.executable, "-m", module, *arguments], {**os.environ, **own}, log.fileno()

@@ -79,9 +79,8 @@ class DriverExecutor:
             await self._terminate(submitted.job, submitted.attempt)  # its service URL is gone
             files.forget_exit()
             lives = False
-        ended = files.exit()
-        has_exit = not lives and ended is not None and ended.attempt == submitted.attempt
-        has_exit = has_exit and submitted.over is None
+        is_new = not lives and submitted.over is None
+        ended = files.exit(submitted.attempt) if is_new else None
         if not lives:
             await self.end_sessions(submitted.job, "its driver is gone")
         self.driver.feed(
@@ -93,11 +92,11 @@ class DriverExecutor:
                 submitted.file.known_profile,
                 submitted.attempt,
                 submitted.crashes,
-                lives=lives or has_exit,
+                lives=lives or ended is not None,
                 over=submitted.over,
             )
         )
-        if has_exit and ended is not None:
+        if ended is not None:
             self._report_end(submitted.job, submitted.attempt, ended.status)
         elif lives:
             self.spawn(self._follow(submitted.job, submitted.attempt, None))
@@ -114,7 +113,7 @@ class DriverExecutor:
             if not files.lives() or keeper is None:
                 return
             await self._terminate(job, keeper.attempt)
-            ended = files.exit()
+            ended = files.exit(keeper.attempt)
             if ended is not None and ended.status != 0:
                 files.forget_exit()  # it was asked to exit, so this is no crash
 
@@ -211,9 +210,8 @@ class DriverExecutor:
             await asyncio.to_thread(process.wait)
         if self._closing:
             return
-        ended = files.exit()
-        has_exit = ended is not None and ended.attempt == attempt
-        status = ended.status if has_exit and ended is not None else -signal.SIGKILL
+        ended = files.exit(attempt)
+        status = -signal.SIGKILL if ended is None else ended.status
         await self.end_sessions(job, f"its driver ended with {status}")
         self._report_end(job, attempt, status)
 

@@ -1,7 +1,7 @@
 """Launchers, which start the agents of nodes. The control plane sees only agents that connect.
 
-`LocalAgents` are processes of this machine. `JoiningAgents` are started by others (`slackwater
-agent --join`). `ray_agents.py` starts agents under Ray; no other file imports Ray.
+`LocalAgents` are processes of this machine. Others may start agents (`slackwater agent --join`).
+`ray_agents.py` starts agents under Ray; no other file imports Ray.
 """
 
 import asyncio
@@ -10,21 +10,20 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 from slackwater.control.operations.restarts import RestartPolicy
 from slackwater.model.ids import NodeId
 from slackwater.runtime.priority import come_first, give_way
+from slackwater.wire.agent import PIN, SECRET
 from slackwater.wire.forked_process import wait_for_exit
 from slackwater.wire.join_token import write_token
 
 logger = logging.getLogger(__name__)
 
-SECRET_VARIABLE = "SLACKWATER_WORKER_SECRET"  # as in worker/process.py, which imports no runtime
-PIN_VARIABLE = "SLACKWATER_HUB_PIN"
 _AGENT = "slackwater.worker.agent"
 # Workers of a node that is a few cores of this machine yield to the control plane, which needs a
 # core for milliseconds: they have a lower priority and do not preempt others when they wake
@@ -48,8 +47,8 @@ class JoinAddress:
 
     def environment(self, node: NodeId, pool: str | None) -> dict[str, str]:
         """The secrets, which no command line may show."""
-        pinned = {} if self.pin is None else {PIN_VARIABLE: self.pin}
-        return {SECRET_VARIABLE: self.key_of(node, pool)} | pinned | dict(self.budgets)
+        pinned = {} if self.pin is None else {PIN: self.pin}
+        return {SECRET: self.key_of(node, pool)} | pinned | dict(self.budgets)
 
     def token(self, node: NodeId, pool: str) -> str:
         own = {"node": node, "pool": pool, "key": self.key_of(node, pool)}
@@ -82,32 +81,23 @@ class AgentPlan:
         return ("-m", _AGENT, *connect, *named, *pool, *site, *cores, *self.options)
 
 
-class AgentLauncher(Protocol):
-    """Starts agents and restarts them when they die."""
+class AgentLauncher:
+    """Starts agents and restarts them when they die. The base class waits for agents that others
+    start.
+    """
 
-    def start(self, plans: Sequence[AgentPlan], join: JoinAddress) -> None: ...
-
-    def deaths(self, node: NodeId) -> int | None:
-        """How often in a row the node's agent has ended; None if another starts and watches it."""
-
-    async def close(self) -> None:
-        """End the agents that it started, and clean up."""
-
-
-class JoiningAgents:
-    """Agents that others start."""
+    outlived: Set[NodeId] | None = None  # nodes whose agent ran before the start, if known
 
     def start(self, plans: Sequence[AgentPlan], join: JoinAddress) -> None:
-        del join
         for plan in plans:
             logger.info("waiting for node=%s to join", plan.node)
 
     def deaths(self, node: NodeId) -> int | None:
-        del node
+        """How often in a row the node's agent has ended; None if another starts and watches it."""
         return None
 
     async def close(self) -> None:
-        pass
+        """End the agents that it started, and clean up."""
 
 
 class OutlivedAgent:
@@ -141,7 +131,7 @@ class OutlivedAgent:
         return 0
 
 
-class LocalAgents:
+class LocalAgents(AgentLauncher):
     """Agents as child processes; one that dies is started again after a growing pause. They outlive
     this process, and the next control plane with these `logs` takes them over.
     """
@@ -152,7 +142,7 @@ class LocalAgents:
         self._tasks: list[asyncio.Task[None]] = []
         self._processes: dict[NodeId, asyncio.subprocess.Process | OutlivedAgent] = {}
         self._deaths: dict[NodeId, int] = {}
-        self.outlived: set[NodeId] = set()  # nodes whose agent ran before the start
+        self.outlived: set[NodeId] = set()
 
     def start(self, plans: Sequence[AgentPlan], join: JoinAddress) -> None:
         self._logs.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,7 @@ on the devices that the fleet controller assigns.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,16 +28,15 @@ from slackwater.runtime.launch.agents import (
     AgentLauncher,
     AgentPlan,
     JoinAddress,
-    JoiningAgents,
     LocalAgents,
 )
 from slackwater.runtime.launch.fleet_file import FleetFile
 from slackwater.runtime.launch.launch_plan import LaunchPlan
 from slackwater.runtime.launch.node_keys import NodeKeys
 from slackwater.runtime.launch.nodes import Nodes
-from slackwater.runtime.launch.port import WorkerPlan, WorkerProcess
+from slackwater.runtime.launch.port import ENGINE, WorkerPlan, WorkerProcess
 from slackwater.runtime.launch.supervisor import WorkerSupervisor
-from slackwater.runtime.launch.worker_plans import ENGINE, WorkerPlans, deployment_requests
+from slackwater.runtime.launch.worker_plans import WorkerPlans, deployment_requests
 from slackwater.runtime.live_driver import FleetDriver, loop_time
 from slackwater.runtime.net.background import wait_until_set
 from slackwater.runtime.net.hub import WorkerHub
@@ -112,8 +111,7 @@ class LaunchedFleet:
             for node in self.file.nodes
         ]
         self._launcher.start(plans, join)
-        launcher = self._launcher
-        self.returning.begin(launcher.outlived if isinstance(launcher, LocalAgents) else None)
+        self.returning.begin(self._launcher.outlived)
 
     async def adopt(self) -> None:
         """Restore the device assignments of the last control plane."""
@@ -297,7 +295,7 @@ def _launcher(file: FleetFile, logs: Path, kind: str) -> AgentLauncher:
         case "local":
             return LocalAgents(logs)
         case "join":
-            return JoiningAgents()
+            return AgentLauncher()
         case "ray":
             from slackwater.runtime.launch.ray_agents import RayAgents
 
@@ -321,10 +319,10 @@ class ReturningEngines:
         self._engines: set[WorkerId] = set()
         self._all = asyncio.Event()
 
-    def begin(self, alive: Collection[NodeId] | None) -> None:
+    def begin(self, alive: Set[NodeId] | None) -> None:
         """Expect the nodes of the last control plane, or only those that are `alive` if known."""
         if alive is not None:
-            self._nodes &= set(alive)
+            self._nodes &= alive
         self._begun = True
         self._check()
 

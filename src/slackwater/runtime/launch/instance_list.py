@@ -27,12 +27,11 @@ from slackwater.model.errors import ConfigError
 from slackwater.model.instance import EngineName, InstanceKind
 from slackwater.model.toml_text import read_toml
 from slackwater.runtime.launch.fleet_file import check_unique
-from slackwater.runtime.launch.port import WorkerPlan
+from slackwater.runtime.launch.port import ENGINE, ENGINE_SERVER, WorkerPlan
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 PROGRAM_VARIABLES = {"vllm": "SLACKWATER_VLLM", "sglang": "SLACKWATER_SGLANG"}
-_ADAPTER = "slackwater.worker.engine_server.adapter"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +76,17 @@ class InstanceRequest:
         """The worker's module and what it is told beside its model."""
         arguments: tuple[str, ...] = ("--kind", self.kind.value)
         if self.engine == "embedded":
-            return "slackwater.worker.engine_worker", arguments
+            return ENGINE, arguments
         arguments += ("--engine", self.engine)
         if self.url is not None:
-            return _ADAPTER, (*arguments, "--url", self.url)
+            return ENGINE_SERVER, (*arguments, "--url", self.url)
         variable = PROGRAM_VARIABLES[self.engine]
         program = os.environ.get(variable)
         if program is None:
             fix = f"must be given, or `slackwater up` be started with {variable} set"
             raise ConfigError.of("url", None, fix)
         ranks = (f"--server-options=--tensor-parallel-size {self.tp}",) if self.tp > 1 else ()
-        return _ADAPTER, (*arguments, "--program", program, *ranks)
+        return ENGINE_SERVER, (*arguments, "--program", program, *ranks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from slackwater.model.device import count_ranks
 from slackwater.model.errors import ConfigError, RefusedError
 from slackwater.model.ids import NodeId, WorkerId
 from slackwater.model.uri import Uri, part_of, version_uri, whole_uri
+from slackwater.runtime.launch import port
 from slackwater.runtime.launch.node_keys import NodeKeys
 from slackwater.runtime.launch.port import WorkerPlan
 from slackwater.wire import lending, messages
@@ -25,14 +26,11 @@ from slackwater.wire.certificate import fingerprint_of
 
 _LOAN = "~"  # a serving worker's loans are connected as WORKER~1, WORKER~2, ...
 _RECENT = 512  # URIs that a worker was told last; each is used at once, or told again
-_COSERVING = "slackwater.worker.coserving_worker"
 _ROLES = {
-    "slackwater.worker.engine_worker": "engine",
-    _COSERVING: "engine",
-    "slackwater.worker.engine_server.adapter": "engine",
-    "slackwater.worker.trainer_worker": "trainer",
-    "slackwater.worker.sandbox_worker": "sandbox",
-    "slackwater.worker.reward_worker": "rewards",
+    **dict.fromkeys((port.ENGINE, port.ENGINE_SERVER, port.COSERVING), "engine"),
+    port.TRAINER: "trainer",
+    port.SANDBOX: "sandbox",
+    port.REWARDS: "rewards",
 }
 
 
@@ -232,7 +230,7 @@ def _check_engine(known: PlannedWorker, facts: messages.EngineFacts) -> None:
 def _check_loan(known: PlannedWorker, hello: messages.Hello) -> None:
     """A serving worker that was told to lend joins with the rollout's engine."""
     facts, lent = hello.engine, known.lent
-    if known.plan.module != _COSERVING or lent is None or facts is None or not known.joined:
+    if known.plan.module != port.COSERVING or lent is None or facts is None or not known.joined:
         raise RefusedError(f"worker {hello.worker}: was not told to lend")
     _require("engine: kind", facts.kind, "borrowed")
     _require("engine: job", facts.job, lent.job)

@@ -1,4 +1,4 @@
-"""Plans and processes of workers, and events of instances' processes."""
+"""Modules, plans and processes of workers, and events of instances' processes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,6 +6,13 @@ from typing import Protocol
 
 from slackwater.model.device import Device
 from slackwater.model.ids import InstanceId
+
+ENGINE = "slackwater.worker.engine_worker"
+ENGINE_SERVER = "slackwater.worker.engine_server.adapter"
+COSERVING = "slackwater.worker.coserving_worker"
+TRAINER = "slackwater.worker.trainer_worker"
+SANDBOX = "slackwater.worker.sandbox_worker"
+REWARDS = "slackwater.worker.reward_worker"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from typing import Any
 from slackwater.model.device import CPU, CUDA
 from slackwater.model.errors import ConfigError, UnavailableError
 from slackwater.model.ids import NodeId
-from slackwater.runtime.launch.agents import AgentPlan, JoinAddress
+from slackwater.runtime.launch.agents import AgentLauncher, AgentPlan, JoinAddress
 from slackwater.runtime.launch.fleet_file import RayCluster
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class AgentHolder:
             self._process.wait()
 
 
-class RayAgents:
+class RayAgents(AgentLauncher):
     """Polls the cluster every `look_every_s` for nodes that joined, left or lost their agent."""
 
     def __init__(self, cluster: RayCluster, pool: str, kind: str = CPU) -> None:
@@ -69,10 +69,6 @@ class RayAgents:
     def start(self, plans: Sequence[AgentPlan], join: JoinAddress) -> None:
         del plans  # the cluster's nodes are the fleet's
         self._task = asyncio.create_task(self._follow(join))
-
-    def deaths(self, node: NodeId) -> int | None:
-        del node
-        return None
 
     async def close(self) -> None:
         if self._task is not None:

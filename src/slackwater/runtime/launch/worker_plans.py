@@ -26,17 +26,18 @@ from slackwater.model.ids import DeploymentId, NodeId
 from slackwater.model.instance import InstanceKind
 from slackwater.runtime.launch.fleet_file import LOCAL_NODE, FleetNode, FleetPool
 from slackwater.runtime.launch.instance_list import InstanceRequest
-from slackwater.runtime.launch.port import WorkerPlan
+from slackwater.runtime.launch.port import (
+    COSERVING,
+    ENGINE,
+    REWARDS,
+    SANDBOX,
+    TRAINER,
+    WorkerPlan,
+)
 from slackwater.runtime.settings import ServiceSettings
 from slackwater.runtime.store.base_models import BaseModel, BaseModels
 
-ENGINE = "slackwater.worker.engine_worker"
-TRAINER = "slackwater.worker.trainer_worker"
-COSERVING = "slackwater.worker.coserving_worker"
-REWARDS = "slackwater.worker.reward_worker"
 _REWARD = "reward:"
-
-SANDBOX = "slackwater.worker.sandbox_worker"
 
 
 def sandbox_plans(settings: ServiceSettings, prefix: str, count: int) -> list[WorkerPlan]:

@@ -88,9 +88,6 @@ class UnprovenPeers:
         self._within_s = within_s
         self._open: dict[object, tuple[Callable[[], object], asyncio.TimerHandle]] = {}
 
-    def __len__(self) -> int:
-        return len(self._open)
-
     def __contains__(self, who: object) -> bool:
         return who in self._open
 

@@ -34,19 +34,15 @@ class RecentResults:
     def __init__(self, most_bytes: int = _MOST_BYTES, most_results: int = _MOST_RESULTS) -> None:
         self._most_bytes, self._most_results = most_bytes, most_results
         self._results: OrderedDict[ActionId, tuple[TenantId, ActionResult]] = OrderedDict()
-        self._bytes = 0
-
-    @property
-    def held_bytes(self) -> int:
-        return self._bytes
+        self.held_bytes = 0
 
     def add(self, action: ActionId, tenant: TenantId, result: ActionResult) -> None:
         """Add the newest result and drop the oldest beyond the limits."""
         self._drop(action)
         self._results[action] = (tenant, result)
-        self._bytes += _size_bytes(result)
+        self.held_bytes += _size_bytes(result)
         while self._results and (
-            self._bytes > self._most_bytes or len(self._results) > self._most_results
+            self.held_bytes > self._most_bytes or len(self._results) > self._most_results
         ):
             self._drop(next(iter(self._results)))
 
@@ -56,7 +52,7 @@ class RecentResults:
     def _drop(self, action: ActionId) -> None:
         dropped = self._results.pop(action, None)
         if dropped is not None:
-            self._bytes -= _size_bytes(dropped[1])
+            self.held_bytes -= _size_bytes(dropped[1])
 
 
 def _size_bytes(result: ActionResult) -> int:

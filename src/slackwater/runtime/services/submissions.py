@@ -158,7 +158,7 @@ class Submissions:
         return {
             **row,
             **_submission_row(submitted),
-            **_progress(files.run / "metrics.jsonl"),
+            **_progress(files),
             "command": command,
             "env": sorted(submitted.file.env),  # the values may be secrets
             "profile": None if entry.profile is None else asdict(entry.profile),
@@ -174,15 +174,10 @@ class Submissions:
 
     def add_progress(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Add the submission and the progress of submitted jobs to rows."""
-        return [row | self._more(JobId(row["job"])) for row in rows]
-
-    def _more(self, job: JobId) -> dict[str, Any]:
-        submitted = self._jobs.get(job)
-        if submitted is None:
-            return {}
-        return _submission_row(submitted) | _progress(
-            self.executor.files(job).run / "metrics.jsonl"
-        )
+        for row in rows:
+            if (submitted := self._jobs.get(row["job"])) is not None:
+                row |= _submission_row(submitted) | _progress(self.executor.files(submitted.job))
+        return rows
 
     def log(self, tenant: TenantId, name: str, place: int, most: int) -> dict[str, Any]:
         """The drivers' log from `place` on, and the next place (`DriverFiles.read_log`)."""
@@ -236,10 +231,10 @@ def _submission_row(submitted: SubmittedJob) -> dict[str, Any]:
     }
 
 
-def _progress(curves: Path) -> dict[str, Any]:
+def _progress(files: DriverFiles) -> dict[str, Any]:
     """The progress of a driver: the last whole line of `metrics.jsonl` in its run folder."""
     try:
-        with curves.open("rb") as file:
+        with (files.run / "metrics.jsonl").open("rb") as file:
             file.seek(0, 2)
             file.seek(max(file.tell() - _CURVES_BYTES, 0))
             lines = file.read().splitlines()

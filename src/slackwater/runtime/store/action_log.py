@@ -124,18 +124,10 @@ class EnvironmentRequest(msgspec.Struct, frozen=True):
     files: dict[str, bytes] = {}
 
 
-_encoder = msgspec.msgpack.Encoder()
+encode = msgspec.msgpack.Encoder().encode
 _requests = msgspec.msgpack.Decoder(ActionRequest)
-_results = msgspec.msgpack.Decoder(ActionResult)
+decode_result = msgspec.msgpack.Decoder(ActionResult).decode
 _places = msgspec.msgpack.Decoder(EnvironmentRequest)
-
-
-def encode(payload: ActionRequest | ActionResult | EnvironmentRequest) -> bytes:
-    return _encoder.encode(payload)
-
-
-def decode_result(payload: bytes) -> ActionResult:
-    return _results.decode(payload)
 
 
 def add_action(

@@ -60,12 +60,7 @@ class FutureBoard:
         self._recent: OrderedDict[RequestId, RequestOutcome] = OrderedDict()
         self._recent_bytes = 0
         self._tenants: dict[RequestId, TenantId] = {}
-        self._closed = False
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the service stops, so that nobody may wait any more."""
-        return self._closed
+        self.is_closed = False  # the service stops, so that nobody may wait any more
 
     def expect(self, request: RequestId, tenant: TenantId) -> None:
         self._waiting.setdefault(request)
@@ -108,7 +103,7 @@ class FutureBoard:
         """Whether the request was settled within `hold_s`, or before the board was closed."""
         if request not in self._waiting:
             return True
-        if not self._closed:
+        if not self.is_closed:
             event = self._waiting[request]
             if event is None:
                 event = self._waiting[request] = asyncio.Event()
@@ -117,7 +112,7 @@ class FutureBoard:
 
     def close(self) -> None:
         """Release all waiters: the service stops, and their requests continue after its restart."""
-        self._closed = True
+        self.is_closed = True
         for event in self._waiting.values():
             if event is not None:
                 event.set()

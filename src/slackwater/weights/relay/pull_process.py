@@ -35,12 +35,12 @@ from slackwater.weights.relay.memory import allocate_shared, descriptor_of, map_
 from slackwater.weights.relay.publisher import HostVersion
 from slackwater.weights.relay.reader import RelayReader
 from slackwater.weights.relay.receiver import Receiver
+from slackwater.wire.agent import SECRET
 from slackwater.wire.forked_process import fork, has_one_thread
 from slackwater.wire.framed_socket import LENGTH, receive_into, receive_message
 
 logger = logging.getLogger(__name__)
 
-SECRET_VARIABLE = "SLACKWATER_WORKER_SECRET"  # the variable that workers have too
 NICENESS = 19  # pulls use idle cores, and hardly slow a step that needs its core
 _ENDS_WITHIN_S = 10.0
 _REPLY_BYTES = 1 << 16
@@ -171,7 +171,7 @@ class PullProcess:
             command,
             stdin=subprocess.DEVNULL,
             pass_fds=(descriptor,),
-            env=os.environ | {SECRET_VARIABLE: self._secret.decode()},
+            env=os.environ | {SECRET: self._secret.decode()},
         )
 
     def _end(self) -> int | None:
@@ -270,7 +270,7 @@ def _pull_for(
 
 def main() -> None:
     descriptor, *arguments = sys.argv[1:]
-    secret = os.environ[SECRET_VARIABLE].encode()
+    secret = os.environ[SECRET].encode()
     _pull_for(socket.socket(fileno=int(descriptor)), secret, *arguments)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from slackwater.model.ids import NodeId
 from slackwater.runtime.launch import agents
-from slackwater.runtime.launch.agents import AgentPlan, JoinAddress, JoiningAgents, LocalAgents
+from slackwater.runtime.launch.agents import AgentLauncher, AgentPlan, JoinAddress, LocalAgents
 from slackwater.weights.relay.bucket_store import BucketStore
 from slackwater.weights.relay.server import RelayServer
 from slackwater.worker.process import address_of
@@ -31,7 +31,7 @@ def test_an_agent_that_ends_again_and_again_is_counted(
                     break
                 await asyncio.sleep(0.01)
         await local.close()
-        assert JoiningAgents().deaths(NodeId("n")) is None
+        assert AgentLauncher().deaths(NodeId("n")) is None
 
     asyncio.run(scenario())
 

@@ -52,7 +52,7 @@ def test_turns_wait_for_no_node_that_is_known_to_be_gone(tmp_path: Path) -> None
     file.write_text("a\nb")
     assert waits_after(
         file,
-        lambda returning: returning.begin([NodeId("b")]),
+        lambda returning: returning.begin({NodeId("b")}),
         lambda returning: returning.add_node(node("b", ENGINE)),
         lambda returning: returning.settle_engine(WorkerId(f"b.{ENGINE}")),
     ) == [True, True, False]
