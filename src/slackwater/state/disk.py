@@ -153,15 +153,13 @@ class DiskTier:
 
 
 def _open(path: Path, flags: int) -> tuple[int, bool]:
-    direct = getattr(os, "O_DIRECT", 0)
-    if direct:
-        try:
-            return os.open(path, flags | direct, 0o600), True
-        except OSError as error:
-            if error.errno != errno.EINVAL:  # tmpfs and others know no direct I/O
-                raise
-            if flags & os.O_EXCL:
-                path.unlink(missing_ok=True)
+    try:
+        return os.open(path, flags | os.O_DIRECT, 0o600), True
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # tmpfs and others know no direct I/O
+            raise
+    if flags & os.O_EXCL:
+        path.unlink(missing_ok=True)
     return os.open(path, flags, 0o600), False
 
 

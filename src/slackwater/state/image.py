@@ -71,8 +71,7 @@ class HostImage:
         self.descriptor = descriptor
         self.bytes = size
         room = pages_for(size)
-        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-        self._map = mmap.mmap(descriptor, room, flags=flags)
+        self._map = mmap.mmap(descriptor, room, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         self.pages: Bytes = np.frombuffer(self._map, dtype=np.uint8)
 
     @classmethod

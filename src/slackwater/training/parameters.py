@@ -51,10 +51,7 @@ def _words_sum(flat: Tensor) -> int:
 
 
 class FlatParameters:
-    """Master weights, gradient and moments; `steps` counts updates for Adam's bias correction.
-
-    `slices` are the parameters' places in each of the vectors.
-    """
+    """Master weights, gradient and moments; `slices` are the parameters' places in each vector."""
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self._parameters = dict(parameters)
@@ -77,7 +74,6 @@ class FlatParameters:
         self.gradient = self._live_gradient if fp32 else torch.zeros_like(self.master)
         self.moment1 = torch.zeros_like(self.master)
         self.moment2 = torch.zeros_like(self.master)
-        self.steps = 0
 
     def vectors(self) -> dict[str, Tensor]:
         """Every vector by its kind; below fp32 also those in the net's dtype."""
@@ -131,16 +127,15 @@ class FlatParameters:
         else:
             self.gradient.copy_(value)
 
-    def step(self, adam: Adam) -> float:
-        """One AdamW update with the accumulated gradient, clipped; the norm before clipping."""
+    def step(self, adam: Adam, number: int) -> float:
+        """AdamW update `number`, from 1, with the gradient, clipped; the norm before clipping."""
         norm = self._norm()
         if adam.grad_clip_norm and norm > adam.grad_clip_norm:
             self.gradient *= adam.grad_clip_norm / norm
-        self.steps += 1
         self.moment1.lerp_(self.gradient, 1 - adam.beta1)
         self.moment2.mul_(adam.beta2).addcmul_(self.gradient, self.gradient, value=1 - adam.beta2)
-        correction1 = 1 - adam.beta1**self.steps
-        correction2 = 1 - adam.beta2**self.steps
+        correction1 = 1 - adam.beta1**number
+        correction2 = 1 - adam.beta2**number
         scale = self.moment2.sqrt().div_(correction2**0.5).add_(adam.eps)
         if adam.weight_decay:
             self.master *= 1 - adam.learning_rate * adam.weight_decay
@@ -177,11 +172,9 @@ class FlatParameters:
         if vector is self.master:
             self._refresh()
 
-    def reset_optimizer(self) -> None:
-        """Forget the moments and the step count."""
+    def reset_moments(self) -> None:
         self.moment1.zero_()
         self.moment2.zero_()
-        self.steps = 0
 
     def _refresh(self) -> None:
         if self.master is not self._live:

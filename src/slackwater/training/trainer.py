@@ -157,7 +157,6 @@ class Trainer:
             accumulated_passes=int(meta["accumulated_passes"]),
             trained_tokens=int(meta["trained_tokens"]),
         )
-        self._flat.steps = self._meta.optimizer_steps
 
     def forward_backward(
         self,
@@ -204,7 +203,7 @@ class Trainer:
         passes = self._meta.accumulated_passes
         norm = 0.0
         if passes:
-            norm = self._flat.step(adam)
+            norm = self._flat.step(adam, self._meta.optimizer_steps + 1)
             self._add_to_counters(optimizer_steps=1)
         self.discard_gradient()
         return {
@@ -295,12 +294,12 @@ class Trainer:
         flat = self._flat
         flat.fill(flat.master, state.tensors["weight"])
         flat.set_gradient(None)
-        flat.reset_optimizer()
+        flat.reset_moments()
         passes = steps = 0
         if optimizer:
             flat.fill(flat.moment1, state.tensors["moment1"])
             flat.fill(flat.moment2, state.tensors["moment2"])
-            flat.steps = steps = state.meta.optimizer_steps
+            steps = state.meta.optimizer_steps
             if "gradient" in state.tensors:
                 flat.fill(flat.gradient, state.tensors["gradient"])
                 passes = state.meta.accumulated_passes

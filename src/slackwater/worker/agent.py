@@ -319,7 +319,7 @@ def _facts(
     return wire.NodeFacts(
         node=options.node,
         pool=options.pool,
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
+        cores=len(os.sched_getaffinity(0)),
         memory_mb=pages * page_bytes >> 20,
         host=socket.gethostname(),
         pid=os.getpid(),

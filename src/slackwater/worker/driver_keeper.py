@@ -5,7 +5,7 @@
 It outlives the control plane, so that the log and the status are complete when the plane returns.
 The lock that it inherits as descriptor LOCK shows whether it is alive. On SIGTERM the driver's
 process group gets SIGTERM, and SIGKILL after GRACE_S. If the keeper is killed, the kernel kills the
-driver (Linux). It imports no third-party package.
+driver. It imports no third-party package.
 """
 
 import contextlib
@@ -112,8 +112,7 @@ def _signal(group: int, number: signal.Signals) -> bool:
 
 
 def _die_with_keeper(keeper: int) -> None:
-    if sys.platform == "linux":
-        die_with_parent(signal.SIGKILL)
+    die_with_parent(signal.SIGKILL)
     if os.getppid() != keeper:  # hazard: the keeper may have died before the call
         os._exit(NOT_STARTED)
 

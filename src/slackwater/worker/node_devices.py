@@ -87,7 +87,7 @@ def _cpu_devices(node: NodeId, slices: int) -> list[Device]:
     memory_mb = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
     if slices == 1:  # all cores of the node
         return [Device(node, 0, memory_mb=memory_mb)]
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
+    cores = sorted(os.sched_getaffinity(0))
     nodes = numa_nodes().items()
     return [
         Device(

@@ -144,9 +144,7 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 
 
 def _die_with_parent(number: signal.Signals) -> None:
-    """Linux: get a signal when the parent dies, even during a long operation."""
-    if sys.platform != "linux":
-        return
+    """Get a signal when the parent dies, even during a long operation."""
     parent = int(os.environ.pop(PARENT, os.getppid()))  # child processes must not inherit it
     die_with_parent(number)
     if os.getppid() != parent:  # hazard: it may have died before the call

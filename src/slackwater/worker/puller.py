@@ -9,7 +9,6 @@ import logging
 import os
 import queue
 import socket
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -256,8 +255,8 @@ class VersionPuller:
         self._wake_write.close()
 
     def _work(self) -> None:
-        if sys.platform == "linux":  # threads have their own priority: steps come first
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        # Threads have their own priority: steps come first.
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         while (pull := self._work_queue.get()) is not None:
             try:
                 if pull.host_copy is None:

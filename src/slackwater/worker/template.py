@@ -39,7 +39,7 @@ class WorkerTemplate:
         Hazard: workers are killed when the *thread* that started them ends, so only the main
         thread starts any.
         """
-        if sys.platform == "linux" and command[2].endswith(_FORKED):
+        if command[2].endswith(_FORKED):
             try:
                 # Not for longer: what workers leave behind would become our zombies.
                 linux.adopt_orphans()

@@ -343,7 +343,7 @@ class BucketStore:
     def _allocate(self, size: int) -> tuple[memoryview, int | None]:
         if size < 4096:
             return memoryview(bytearray(size)), None
-        if not self.shared or not hasattr(os, "memfd_create"):
+        if not self.shared:
             return allocate_anonymous(size), None
         try:
             descriptor = os.memfd_create("slackwater weights")

@@ -6,7 +6,6 @@ Memory is faulted in page by page: a gigabyte takes 250,000 faults in small page
 import ctypes
 import mmap
 import os
-import tempfile
 import weakref
 from contextlib import suppress
 
@@ -23,10 +22,9 @@ def allocate_anonymous(size: int) -> memoryview:
         return memoryview(mmap.mmap(-1, max(size, 1), _PRIVATE))[:size]
     mapped = mmap.mmap(-1, size + _HUGE, _PRIVATE)
     start = -ctypes.addressof(ctypes.c_char.from_buffer(mapped)) % _HUGE
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a system without them
-            # The rest below a whole huge page keeps small pages: no more is used than requested.
-            mapped.madvise(mmap.MADV_HUGEPAGE, start, size - size % _HUGE)
+    with suppress(OSError):  # a system without them
+        # The rest below a whole huge page keeps small pages: no more is used than requested.
+        mapped.madvise(mmap.MADV_HUGEPAGE, start, size - size % _HUGE)
     return memoryview(mapped)[start : start + size]
 
 
@@ -38,17 +36,12 @@ class SharedMap(mmap.mmap):
 
 def allocate_shared(size: int) -> memoryview:
     """Populated memory of zeros that another process can map by its `descriptor_of`."""
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("slackwater version")
-    else:
-        with tempfile.TemporaryFile() as file:
-            descriptor = os.dup(file.fileno())
+    descriptor = os.memfd_create("slackwater version")
     try:
         os.truncate(descriptor, max(size, 1))
-        if hasattr(os, "posix_fallocate"):  # a full system fails here, not by a signal later
-            os.posix_fallocate(descriptor, 0, max(size, 1))
-        every_page = getattr(mmap, "MAP_POPULATE", 0)
-        mapped = SharedMap(descriptor, max(size, 1), mmap.MAP_SHARED | every_page)
+        # A full system fails here, not by a signal later.
+        os.posix_fallocate(descriptor, 0, max(size, 1))
+        mapped = SharedMap(descriptor, max(size, 1), mmap.MAP_SHARED | mmap.MAP_POPULATE)
     except BaseException:
         os.close(descriptor)
         raise
