@@ -97,13 +97,13 @@ def measure(shape: str, batches: list[int], steps: int, bandwidth: float) -> dic
                 figures[f"{key}.{label}_over_base"] = took_ms / figures[f"{key}.base_ms"]
             sys.stderr.write(f"{key} {label}: {took_ms:.3f} ms a step\n")
     step_ms(engine, batches[0], names[:1], 4)
-    before = executor.captures
+    before = len(executor._graphs._captured)
     begin = time.perf_counter()
     engine.versions.put(names[0], adapter_tensors(config, 99), lora=spec)
     torch.cuda.synchronize()
     figures[f"{shape}.rewrite_ms"] = 1e3 * (time.perf_counter() - begin)
     step_ms(engine, batches[0], names[:1], 4)
-    figures[f"{shape}.captures_after_rewrite"] = executor.captures - before
+    figures[f"{shape}.captures_after_rewrite"] = len(executor._graphs._captured) - before
     del engine, executor
     gc.collect()
     torch.cuda.empty_cache()

@@ -124,8 +124,15 @@ class RelayMember(RelayReader):
                 time.sleep(AGAIN_S)
                 continue
             fetch = self.new_fetch((source.host, source.port) if source.member else self.relay)
+            received: list[int] = []  # several threads append
+
+            def count(bucket: int, start: int, stop: int, received: list[int] = received) -> None:
+                received.append(stop - start)
+                if on_bytes is not None:
+                    on_bytes(bucket, start, stop)
+
             try:
-                fetch.run(payload, manifest, memory, on_bytes)
+                fetch.run(payload, manifest, memory, count)
             except (NotFoundError, UnavailableError) as error:
                 trouble, lost = str(error), source.member
                 if not lost and isinstance(error, NotFoundError):
@@ -136,7 +143,7 @@ class RelayMember(RelayReader):
                 self._tracker.have(self._joined, payload)
                 return
             finally:
-                came = self.received_bytes.get(source.member, 0) + fetch.received_bytes
+                came = self.received_bytes.get(source.member, 0) + sum(received)
                 self.received_bytes[source.member] = came
         raise UnavailableError(f"version {payload.version!r} did not come in time: {trouble}")
 

@@ -49,24 +49,12 @@ def divide_among_ranks(
     low, high = max(alone), sum(alone)
     while low < high:
         middle = (low + high) // 2
-        if len(_fill_shares(alone, after_previous, middle)) <= ranks:
+        if len(pack(alone, after_previous, middle)) <= ranks:
             high = middle
         else:
             low = middle + 1
-    shares = _fill_shares(alone, after_previous, low)
+    shares = [range(part[0], part[-1] + 1) for part in pack(alone, after_previous, low)]
     return shares + [range(len(alone), len(alone))] * (ranks - len(shares))
-
-
-def _fill_shares(alone: Sequence[int], after_previous: Sequence[int], budget: int) -> list[range]:
-    """As few shares as possible of at most `budget` each; no single sequence costs more."""
-    starts, room = [0], budget - alone[0]
-    for index in range(1, len(alone)):
-        if after_previous[index] <= room:
-            room -= after_previous[index]
-        else:
-            starts.append(index)
-            room = budget - alone[index]
-    return [range(a, b) for a, b in zip(starts, [*starts[1:], len(alone)], strict=True)]
 
 
 def gather_outputs(
@@ -122,16 +110,9 @@ class MicroBatch:
     ) -> "MicroBatch":
         """For PyTorch's operators, on a GPU with so much memory or on a CPU."""
         heads = net.num_heads * net.head_dim
-        kept_per_layer = 10 * net.hidden_size + 5 * heads + 5 * net.ffn_size
-        kept_bytes = element_bytes * net.num_layers * kept_per_layer
-        room, recompute = ACTIVATION_BYTES, False
-        if device_bytes:
-            room = device_bytes // _SHARE_OF_DEVICE
-            recompute = room // kept_bytes < _FEW_TOKENS
-            if recompute:
-                kept_bytes = element_bytes * (2 * net.num_layers * net.hidden_size + kept_per_layer)
-        tokens = max(256, min(16384, room // kept_bytes))
-        return cls(tokens, kept_per_layer // (2 * heads), recompute)
+        per_layer = 10 * net.hidden_size + 5 * heads + 5 * net.ffn_size
+        tokens, recompute = _fit_tokens(net, element_bytes, device_bytes, per_layer, beside=0)
+        return cls(tokens, per_layer // (2 * heads), recompute)
 
     @classmethod
     def for_cuda_kernels(
@@ -139,14 +120,11 @@ class MicroBatch:
     ) -> "MicroBatch":
         """For the CUDA kernels, which keep fewer activations and copy no keys."""
         heads, kv_heads = net.num_heads * net.head_dim, net.num_kv_heads * net.head_dim
-        kept_per_layer = 4 * net.hidden_size + 3 * heads + 3 * kv_heads + 3 * net.ffn_size
-        kept_bytes = element_bytes * (net.num_layers * kept_per_layer + net.vocab_size)
-        room = device_bytes // _SHARE_OF_DEVICE
-        recompute = room // kept_bytes < _FEW_TOKENS
-        if recompute:
-            kept = 2 * net.num_layers * net.hidden_size + kept_per_layer + net.vocab_size
-            kept_bytes = element_bytes * kept
-        return cls(max(256, min(16384, room // kept_bytes)), 1 << 30, recompute)
+        per_layer = 4 * net.hidden_size + 3 * heads + 3 * kv_heads + 3 * net.ffn_size
+        tokens, recompute = _fit_tokens(
+            net, element_bytes, device_bytes, per_layer, beside=net.vocab_size
+        )
+        return cls(tokens, 1 << 30, recompute)
 
     def plan(self, sequences: Sequence[npt.NDArray[np.int64]]) -> list[list[int]]:
         return pack(*self.costs(sequences), self.tokens)
@@ -157,6 +135,20 @@ class MicroBatch:
         alone = [len(sequence) + copied for sequence, copied in zip(sequences, keys, strict=True)]
         shared = common_with_previous(sequences)
         return alone, [whole - common for whole, common in zip(alone, shared, strict=True)]
+
+
+def _fit_tokens(
+    net: NetConfig, element_bytes: int, device_bytes: int, per_layer: int, *, beside: int
+) -> tuple[int, bool]:
+    """How many tokens fit, and whether layers must be recomputed for that. A token keeps
+    `per_layer` elements in each layer and others `beside` them.
+    """
+    room = device_bytes // _SHARE_OF_DEVICE if device_bytes else ACTIVATION_BYTES
+    kept = net.num_layers * per_layer + beside
+    recompute = device_bytes > 0 and room // (element_bytes * kept) < _FEW_TOKENS
+    if recompute:
+        kept = 2 * net.num_layers * net.hidden_size + per_layer + beside
+    return max(256, min(16384, room // (element_bytes * kept))), recompute
 
 
 class PackedPass:

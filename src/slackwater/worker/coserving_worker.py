@@ -258,14 +258,6 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def warm_up_rollout(device: LentDevice, model: str, version: str) -> None:
-    """Prepare for a rollout of the model; one that does not fit is refused when it is ordered."""
-    try:
-        device.warm_up_rollout(model, version)
-    except (SlackwaterError, OSError, torch.OutOfMemoryError) as error:
-        logger.warning("%s could not be warmed up: %s", model, error)
-
-
 def main() -> None:
     options = _options()
     torch.set_num_threads(options.threads)
@@ -276,7 +268,11 @@ def main() -> None:
         logger.error("%s; it serves, and lends nothing", fault)
     elif options.lend:
         for model, version in options.borrower:
-            warm_up_rollout(device, model, version)
+            try:
+                device.warm_up_rollout(model, version)
+            except (SlackwaterError, OSError, torch.OutOfMemoryError) as error:
+                # A rollout that does not fit is refused when it is ordered.
+                logger.warning("%s could not be warmed up: %s", model, error)
     facts = messages.EngineFacts(
         base_model=options.base,
         max_running=options.max_running,

@@ -79,7 +79,6 @@ class DecodeGraphs:
         self._slots = torch.arange(rows, dtype=torch.int32, device=cache.device)
         self._captured: dict[tuple[int, StepShape], _CapturedGraph] = {}
         self._pool = torch.cuda.graph_pool_handle()
-        self.captures = 0
 
     def launch(
         self,
@@ -179,7 +178,6 @@ class DecodeGraphs:
         return logits, answer
 
     def _capture(self, model: CudaForwardPass, shape: StepShape) -> _CapturedGraph:
-        self.captures += 1
         new_stream: Any = torch.cuda.Stream
         side = new_stream()
         side.wait_stream(torch.cuda.current_stream())

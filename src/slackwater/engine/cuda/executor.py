@@ -169,10 +169,6 @@ class CudaExecutor(Executor):
         slot = self._adapters.pop(adapter)
         self._ranks.give_back(slot.first, slot.units)
 
-    @property
-    def captures(self) -> int:
-        return self._graphs.captures
-
     def _allocate(self, model: CudaForwardPass, adapter: LoraAdapter) -> AdapterSlot:
         units = units_of(adapter.spec.rank)
         first = self._ranks.take(units)

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from slackwater.model.errors import SlackwaterError, UnavailableError
 from slackwater.model.payload import Payload
-from slackwater.weights.relay.bucket_store import BucketKey, BucketSlot, BucketStore
+from slackwater.weights.relay.bucket_store import BucketKey, BucketStore
 from slackwater.weights.relay.client import Address, RelayClient
 from slackwater.weights.relay.manifest import Manifest, tag_of
 from slackwater.weights.relay.peers import RelayPeer
@@ -37,7 +37,6 @@ class RelayFetch:
         self._clients: list[RelayClient] = []
         self._connected: RelayClient | None = None  # another handshake takes some milliseconds
         self._cancelled = False
-        self.received_bytes = 0
 
     def manifest(self, version: str) -> Manifest:
         """The version's manifest at the other relay; `run` or `cancel` ends the connection."""
@@ -130,7 +129,6 @@ class RelayFetch:
         slot = self._store.begin_write(key, size, tag, views=views)
         if slot is None:
             return
-        start = slot.filled
 
         def on_progress(filled: int) -> None:
             if on_bytes is not None:
@@ -138,11 +136,8 @@ class RelayFetch:
             self._store.advance(slot, filled)
 
         try:
-            client.get(key, slot.views, offset=start, node=self._node, on_progress=on_progress)
+            client.get(
+                key, slot.views, offset=slot.filled, node=self._node, on_progress=on_progress
+            )
         finally:
-            self._count(slot, start)
             self._store.fail(slot)
-
-    def _count(self, slot: BucketSlot, start: int) -> None:
-        with self._lock:
-            self.received_bytes += slot.filled - start
