@@ -108,7 +108,7 @@ class _Agents(SimulatedAgents):
         if index:
             super()._turn_completed(command)
             return
-        job = self._job_of[command.turn]
+        job = self.turns[command.turn].job
         group = self._sampled[job.job, int(name.rpartition(".")[2]) // _GROUP]
         group.append(command)
         if len(group) == _GROUP:

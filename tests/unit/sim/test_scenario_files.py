@@ -46,7 +46,7 @@ def test_responses_are_as_long_as_in_the_trace_and_cut_at_the_limit(folder: Path
     assert scenario.lengths.kind == "quantiles"
     assert max(scenario.lengths.quantiles) == 1.0
     spec = scenario_jobs(scenario)[0]
-    shares = draw_shares(spec, 0, 0, scenario.lengths, scenario.drift, scenario.tail.threshold)
+    shares = draw_shares(spec, 0, scenario)
     # A fifth of the responses reaches the limit of 1000; the others take 100 to 400.
     assert np.mean(shares.train) == pytest.approx(0.2 + 0.8 * 0.25, rel=0.1)
 

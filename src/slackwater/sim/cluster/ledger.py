@@ -5,7 +5,7 @@ from functools import cache
 
 from slackwater.model.ids import GroupId, JobId, NodeId
 from slackwater.model.job import ITERATIONS_PER_MOVE, JobSpec
-from slackwater.model.node import NodeType, Pool, Role
+from slackwater.model.node import NodeType, Role
 from slackwater.model.placement import Phase, Strategy, place_devices
 from slackwater.sim.cluster.report import JobRow, PoolUse
 from slackwater.timeline.spans import CostStep, Rental, Span
@@ -130,11 +130,6 @@ class FleetAccount:
     rentals: list[Rental] = field(default_factory=list)
     steps: list[CostStep] = field(default_factory=list)
 
-    @staticmethod
-    def for_pools(pools: tuple[Pool, ...], keep_spans: bool) -> "FleetAccount":
-        """For a fleet."""
-        return FleetAccount({pool.role: pool.node_type for pool in pools}, keep_spans)
-
     def _devices_of(self, node: NodeId) -> int:
         devices = place_devices(node)
         return self.kinds[role_of(node)].devices if devices is None else len(devices)
@@ -164,10 +159,6 @@ class FleetAccount:
     def list_rented(self) -> list[NodeId]:
         """What is paid for now, sorted."""
         return sorted(self._since_s)
-
-    def close(self, now_s: float) -> None:
-        """The run is over."""
-        self.give_back(tuple(sorted(self._since_s)), now_s)
 
     def record_phase(
         self,

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slackwater.model.job import JobSpec
-from slackwater.sim.cluster.scenario import DriftConfig, LengthConfig
+from slackwater.sim.cluster.scenario import ClusterScenario, DriftConfig, LengthConfig
 
 Shares = npt.NDArray[np.float64]
 
@@ -29,22 +29,18 @@ class PhaseShares:
     train: list[float]
 
 
-def draw_shares(
-    spec: JobSpec,
-    number: int,
-    seed: int,
-    lengths: LengthConfig,
-    drift: DriftConfig,
-    threshold: float,
-) -> PhaseShares:
-    """All iterations of one job."""
-    generator = np.random.default_rng([seed, 1, number])
+def draw_shares(spec: JobSpec, number: int, scenario: ClusterScenario) -> PhaseShares:
+    """All iterations of one job, the scenario's `number`-th."""
+    lengths, drift = scenario.lengths, scenario.drift
+    generator = np.random.default_rng([scenario.seed, 1, number])
     growth = _growth(generator, spec.iterations, drift)
     if lengths.kind == "worst":
         ones = np.ones(spec.iterations)
         rollout, tail, train = ones, ones, ones
     else:
-        rollout, tail, train = _draw_lengths(generator, spec.iterations, lengths, threshold)
+        rollout, tail, train = _draw_lengths(
+            generator, spec.iterations, lengths, scenario.tail.threshold
+        )
     grown_train = 1 + (growth - 1) * drift.train_follows
     return PhaseShares((rollout * growth).tolist(), tail.tolist(), (train * grown_train).tolist())
 

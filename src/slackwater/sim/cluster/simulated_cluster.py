@@ -75,7 +75,9 @@ class SimulatedCluster:
             handled=self._check,
         )
         self._fleet = scenario.view()
-        self.account = FleetAccount.for_pools(scenario.fleet, keep_spans)
+        self.account = FleetAccount(
+            {pool.role: pool.node_type for pool in scenario.fleet}, keep_spans
+        )
         self.tail_migrations = 0
         self.refusals: list[tuple[JobId, str]] = []
         self.executions: dict[JobId, JobExecution] = {}
@@ -88,14 +90,7 @@ class SimulatedCluster:
         last = {spec.arrival_s: number for number, spec in enumerate(specs)}
         for number, asked in enumerate(specs):
             spec = replace(asked, profile=self._fleet.with_node_counts(asked.profile))
-            shares = draw_shares(
-                spec,
-                number,
-                scenario.seed,
-                scenario.lengths,
-                scenario.drift,
-                scenario.tail.threshold,
-            )
+            shares = draw_shares(spec, number, scenario)
             self.executions[spec.job] = JobExecution(spec, shares, self._fleet, scenario.switching)
             self._unsettled += 1
             follow = number != last[spec.arrival_s]
@@ -120,23 +115,18 @@ class SimulatedCluster:
         """Until every job has finished or was refused."""
         report_at = 0
         while self._unsettled:
-            assert len(self._queue), (
-                f"{self._unsettled} jobs wait for ever: {self._list_unfinished()}"
-            )
+            assert len(self._queue), f"{self._unsettled} jobs wait for ever: {self._unfinished()}"
             function, arguments = self._queue.pop()
             function(*arguments)
             if progress is not None and self.events >= report_at:
                 report_at = self.events + 5000
                 progress(self.settled / len(self.executions))
         self._controller.check_integrity()
-        self.account.close(self.now_s)
+        self.account.give_back(tuple(self.account.list_rented()), self.now_s)
 
-    def _list_unfinished(self) -> list[JobId]:
-        return [
-            job
-            for job, execution in self.executions.items()
-            if execution.account.finished_s is None
-        ][:5]
+    def _unfinished(self) -> list[JobId]:
+        runs = self.executions.items()
+        return [job for job, run in runs if run.account.finished_s is None][:5]
 
     def _schedule(self, at_s: float, function: Callable[..., None], *arguments: Any) -> None:
         self._queue.push(at_s, (function, arguments))
@@ -152,9 +142,7 @@ class SimulatedCluster:
             self._schedule(late_s, self._redeliver, event)
 
     def _redeliver(self, event: Event) -> None:
-        """The same message once more, later; it says its old time, as a message from a socket
-        would get a new one.
-        """
+        """Deliver a message a second time, as received now."""
         self._driver.feed(msgspec.structs.replace(event, now_s=self.now_s))
 
     def _check(self) -> None:

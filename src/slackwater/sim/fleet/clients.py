@@ -4,6 +4,7 @@ An iteration samples all responses, trains on them and publishes the weights. Th
 phases, as in a service. A crashed driver restarts at its last iteration.
 """
 
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
@@ -38,19 +39,24 @@ ClientCommand: TypeAlias = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class AskedTurn:
+    """An open turn: `tokens` is its hidden length, `version` the weights that it must use."""
+
+    job: SimulatedJob
+    tokens: int
+    version: str
+
+
 class SimulatedClients:
-    """Holds the expected results: turns' lengths, and the state after each operation."""
+    """Holds the expected results: open turns, and the state after each operation."""
 
     def __init__(self, fleet: FleetContext, trainers: SimulatedTrainers) -> None:
         self._fleet, self._trainers = fleet, trainers
-        self.hidden: dict[TurnId, int] = {}
-        self._version: dict[TurnId, str] = {}
-        self._job_of: dict[TurnId | RequestId, SimulatedJob] = {}
+        self.turns: dict[TurnId, AskedTurn] = {}
+        self._job_of: dict[RequestId, SimulatedJob] = {}
         self._chain: dict[JobId, int] = {}
         self.completed = self.failed = self.iterations = self.crashes = 0
-
-    def job_of(self, turn: TurnId) -> JobId:
-        return self._job_of[turn].job
 
     def execute(self, command: ClientCommand) -> None:
         fleet = self._fleet
@@ -190,7 +196,7 @@ class SimulatedClients:
         fleet = self._fleet
         job.asked_turns += 1
         turn = TurnId(f"{trajectory}.{job.asked_turns}")
-        self.hidden[turn], self._version[turn], self._job_of[turn] = tokens, job.version, job
+        self.turns[turn] = AskedTurn(job, tokens, job.version)
         job.open_turns.add(turn)
         spec = TurnSpec(
             turn,
@@ -205,18 +211,16 @@ class SimulatedClients:
 
     def _forget_turn(self, job: SimulatedJob, turn: TurnId) -> None:
         job.open_turns.discard(turn)
-        self._job_of.pop(turn, None)
-        self.hidden.pop(turn, None)
-        self._version.pop(turn, None)
+        self.turns.pop(turn, None)
 
     def _turn_completed(self, command: rollout_commands.CompleteTurn) -> None:
         turn = command.turn
-        job = self._job_of.get(turn)
-        if job is None:
+        asked = self.turns.get(turn)
+        if asked is None:
             return  # its driver is gone
-        version, total = self._version[turn], self.hidden[turn]
+        job, version = asked.job, asked.version
         assert command.version == version, f"{turn} generated with {command.version}, not {version}"
-        truth = [true_token(turn, version, position) for position in range(total)]
+        truth = [true_token(turn, version, position) for position in range(asked.tokens)]
         assert list(command.tokens) == truth, f"{turn}: tokens were lost, doubled or changed"
         self.completed += 1
         self._forget_turn(job, turn)
@@ -226,11 +230,10 @@ class SimulatedClients:
 
     def _turn_failed(self, turn: TurnId, error: str) -> None:
         """Submit the turn again: an iteration needs all its responses."""
-        job = self._job_of.get(turn)
-        if job is None:
+        asked = self.turns.get(turn)
+        if asked is None:
             return
         assert "deadline" not in error, f"{turn} failed: {error}"
         self.failed += 1
-        tokens = self.hidden[turn]
-        self._forget_turn(job, turn)
-        self.ask(job, turn.rsplit(".", 1)[0], tokens)
+        self._forget_turn(asked.job, turn)
+        self.ask(asked.job, turn.rsplit(".", 1)[0], asked.tokens)

@@ -163,19 +163,13 @@ class FleetContext(ABC):
     def record_start(self, place: NodeId, role: str) -> None:
         """Called when a process of the role starts on a place."""
 
-    def check_may_train(self, job: JobId, node: NodeId) -> None:
-        """Raise AssertionError if a trainer starts a pass or step without a permit."""
-        assert self._has_permit(job, Phase.TRAIN, node), f"{job} trains on {node} without a permit"
-
-    def _has_permit(self, job: JobId, phase: Phase, place: NodeId | None) -> bool:
+    def has_permit(self, job: JobId, phase: Phase, place: NodeId | None) -> bool:
         """Whether the job has a permit for the place (None: any), or needs none."""
-        return self._is_free(job) or any(
+        phases = self.controller.phases
+        if phases is None or phases.find(job) is None:
+            return True
+        return any(
             (holder, held_phase) == (job, phase)
             and (place is None or any(is_within(place, node) for node in nodes))
             for holder, held_phase, nodes in self.permits.values()
         )
-
-    def _is_free(self, job: JobId) -> bool:
-        """Whether the job needs no permits."""
-        phases = self.controller.phases
-        return phases is None or phases.find(job) is None

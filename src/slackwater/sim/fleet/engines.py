@@ -12,7 +12,7 @@ from slackwater.control.rollout import commands as rollout_commands
 from slackwater.control.rollout import events
 from slackwater.control.weights import commands as weight_commands
 from slackwater.control.weights.events import InstanceReady, PullFailed
-from slackwater.model.ids import InstanceId, JobId, NodeId, TurnId
+from slackwater.model.ids import InstanceId, JobId, NodeId
 from slackwater.model.instance import InstanceKind, InstanceSpec
 from slackwater.model.placement import is_within
 from slackwater.model.turn import FinishReason
@@ -154,8 +154,8 @@ class SimulatedEngines:
     # ---- turns ----
     def _receive(self, command: rollout_commands.DispatchTurn) -> None:
         fleet, instance = self._fleet, self.living[command.instance]
-        hidden = self._clients.hidden.get(command.turn)
-        if hidden is None:
+        asked = self._clients.turns.get(command.turn)
+        if asked is None:
             return  # its client has left
         if fleet.now_s < instance.refuses_until_s:
             instance_id, attempt = command.instance, command.attempt
@@ -168,18 +168,16 @@ class SimulatedEngines:
         current = command.attempt in fleet.controller.rollout.dispatcher.attempts
         held = command.version in instance.versions
         assert held or not current, f"{command.turn} dispatched where {command.version} is not"
-        request = StormRequest(command, hidden, len(command.generated))
+        request = StormRequest(command, asked.tokens, len(command.generated))
         instance.requests[command.attempt] = request
-        self._begin_frames(instance, self._clients.job_of(command.turn))
-
-    def _forget(self, instance: InstanceId, attempt: int) -> None:
-        self.living[instance].requests.pop(attempt, None)
-
-    def _begin_frames(self, instance: StormInstance, job: JobId) -> None:
+        job = asked.job.job
         key = (instance.instance, instance.serial, job)
         if key not in self._framed:
             self._framed.add(key)
-            self._fleet.after(self._period_s(job), partial(self._frame, instance, job))
+            fleet.after(self._period_s(job), partial(self._frame, instance, job))
+
+    def _forget(self, instance: InstanceId, attempt: int) -> None:
+        self.living[instance].requests.pop(attempt, None)
 
     def _period_s(self, job: JobId) -> float:
         """The time of a frame: the job's longest rollout has one per token of the longest turn."""
@@ -188,7 +186,8 @@ class SimulatedEngines:
 
     def _frame(self, instance: StormInstance, job: JobId) -> None:
         """Send a token of every turn of the job on the instance, while it has any."""
-        requests = {a: r for a, r in instance.requests.items() if self._is_of(r.command.turn, job)}
+        mine = f"{job}."
+        requests = {a: r for a, r in instance.requests.items() if r.command.turn.startswith(mine)}
         if not self.lives(instance) or not requests:
             self._framed.discard((instance.instance, instance.serial, job))
             return
@@ -196,9 +195,6 @@ class SimulatedEngines:
         if not stalled and not self._silent_s(instance.instance):
             self._step(instance, requests)
         self._fleet.after(self._period_s(job), partial(self._frame, instance, job))
-
-    def _is_of(self, turn: TurnId, job: JobId) -> bool:
-        return turn.startswith(f"{job}.")
 
     def _step(self, instance: StormInstance, requests: dict[int, StormRequest]) -> None:
         fleet = self._fleet

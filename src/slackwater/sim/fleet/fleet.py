@@ -89,7 +89,7 @@ class SimulatedFleet(FleetContext):
             place = record.spec.place  # None for instances that need no permit
             for turn in record.attempts.values():
                 job = turn.spec.job
-                assert self._has_permit(job, Phase.ROLLOUT, place), (
+                assert self.has_permit(job, Phase.ROLLOUT, place), (
                     f"{job} runs turns on {record.spec.instance} without a permit"
                 )
         gates = self.controller.operations.gates()

@@ -14,7 +14,7 @@ from zlib import crc32
 from slackwater.control.operations import commands, events
 from slackwater.model.ids import JobId, ModelId, NodeId, WorkerId
 from slackwater.model.operation import Operation, OpKind
-from slackwater.model.placement import is_within
+from slackwater.model.placement import Phase, is_within
 from slackwater.sim.fleet.context import FleetContext
 
 _SLICES = 20  # how often running work adapts to the current pace
@@ -141,7 +141,9 @@ class SimulatedTrainers:
             and order.operation.kind.needs_permit
             and not order.replay
         ):
-            self._fleet.check_may_train(order.operation.job, trainer.node)
+            job, node = order.operation.job, trainer.node
+            may_train = self._fleet.has_permit(job, Phase.TRAIN, node)
+            assert may_train, f"{job} trains on {node} without a permit"
         if op is not None and trainer.job != op.job:
             trainer.job = op.job
             work_s += self._fleet.costs.switch_s

@@ -108,7 +108,7 @@ class EngineCost:
         return self.devices * acc.hbm_tb_per_s * 1e12 * acc.bandwidth_share
 
     @property
-    def _flops(self) -> float:
+    def flops(self) -> float:
         return self.devices * self.accelerator.tflops * 1e12 * self.accelerator.prefill_share
 
     @property
@@ -120,7 +120,7 @@ class EngineCost:
         """A decode step of `batch` turns, without the reading of their context."""
         reduces = 2 * self.model.layers * self.all_reduce_s if self.devices > 1 else 0.0
         weights = self.model.weight_bytes / self._bytes_per_s
-        compute = 2e9 * self.model.billions * batch / self._flops
+        compute = 2e9 * self.model.billions * batch / self.flops
         return self.step_overhead_s + reduces + max(weights, compute)
 
     def prefill_s(self, tokens: int, context_tokens: int) -> float:
@@ -128,15 +128,14 @@ class EngineCost:
         dense = 2e9 * self.model.billions * tokens
         mean_context = context_tokens - tokens / 2
         attention = 4.0 * self.model.layers * self.model.hidden * tokens * mean_context
-        return (dense + attention) / self._flops + self.step_overhead_s
+        return (dense + attention) / self.flops + self.step_overhead_s
 
 
 def step_cost_of(engine: EngineCost) -> StepCost:
     """An engine's cost as the arbiter's profile has it."""
-    flops = engine.devices * engine.accelerator.tflops * 1e12 * engine.accelerator.prefill_share
     pair_flops = 4.0 * engine.model.layers * engine.model.hidden
     seconds = tuple(engine.step_s(rows) for rows in _SIZES)
-    return StepCost.of(_SIZES, seconds, engine.context_s, pair_flops / flops)
+    return StepCost.of(_SIZES, seconds, engine.context_s, pair_flops / engine.flops)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from slackwater.control.rollout import commands, events
 from slackwater.model.ids import JobId, TrajectoryId, TurnId
 from slackwater.model.sampling import Sampling
 from slackwater.model.turn import TurnSpec
-from slackwater.sim.fleet.clients import SimulatedClients
+from slackwater.sim.fleet.clients import AskedTurn, SimulatedClients
 from slackwater.sim.fleet.fleet import SimulatedFleet
 from slackwater.sim.fleet.job import BASE_MODEL, SimulatedJob
 from slackwater.sim.rollout.agent_trace import Session
@@ -66,8 +66,7 @@ class SimulatedAgents(SimulatedClients):
         job.asked_turns += 1
         turn = TurnId(f"{name}.{job.asked_turns}")
         self._of[turn] = (name, life, session, index)
-        self.hidden[turn] = wanted.output_tokens
-        self._version[turn], self._job_of[turn] = job.version, job
+        self.turns[turn] = AskedTurn(job, wanted.output_tokens, job.version)
         trajectory = name if self.named else TrajectoryId(turn)
         fleet.engines.trajectory_of[turn] = trajectory
         job.open_turns.add(turn)
@@ -77,12 +76,12 @@ class SimulatedAgents(SimulatedClients):
 
     def _turn_completed(self, command: commands.CompleteTurn) -> None:
         turn, fleet = command.turn, self._slacks
-        job, found = self._job_of.get(turn), self._of.pop(turn, None)
-        if job is None or found is None:
+        asked, found = self.turns.get(turn), self._of.pop(turn, None)
+        if asked is None or found is None:
             return  # its driver is gone
         name, life, session, index = found
-        made, version = len(command.tokens), self._version[turn]
-        assert made == self.hidden[turn], f"{turn}: {made} tokens of {self.hidden[turn]}"
+        job, made, version = asked.job, len(command.tokens), asked.version
+        assert made == asked.tokens, f"{turn}: {made} tokens of {asked.tokens}"
         assert command.version == version, f"{turn} made with {command.version}, not {version}"
         self.completed += 1
         self._forget_turn(job, turn)
@@ -105,14 +104,14 @@ class SimulatedAgents(SimulatedClients):
 
     def _turn_failed(self, turn: TurnId, error: str) -> None:
         """Asked again: an iteration needs all its responses."""
-        job, found = self._job_of.get(turn), self._of.pop(turn, None)
-        if job is None or found is None:
+        asked, found = self.turns.get(turn), self._of.pop(turn, None)
+        if asked is None or found is None:
             return
         assert "deadline" not in error, f"{turn} failed: {error}"
         self.failed += 1
-        self._forget_turn(job, turn)
+        self._forget_turn(asked.job, turn)
         name, life, session, index = found
-        self._go_on(job, life, name, session, index)
+        self._go_on(asked.job, life, name, session, index)
 
     def _forget_turn(self, job: SimulatedJob, turn: TurnId) -> None:
         super()._forget_turn(job, turn)
