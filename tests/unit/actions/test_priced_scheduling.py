@@ -60,9 +60,9 @@ def test_the_more_wait_behind_it_the_less_an_action_takes() -> None:
 
 def test_an_action_waits_for_units_that_come_soon_and_not_for_late_ones() -> None:
     one_free = units(1, 32)
-    expected_arrivals = view(one_free, 1, [elastic(60.0)], left=[(0.5, 16)])
+    soon = view(one_free, 1, [elastic(60.0)], left=[(0.5, 16)])
     late = view(one_free, 1, [elastic(60.0)], left=[(500.0, 16)])
-    assert PricedScheduling().decide(expected_arrivals) == [0]
+    assert PricedScheduling().decide(soon) == [0]
     assert PricedScheduling().decide(late) == [1]
 
 

@@ -139,15 +139,15 @@ def test_a_job_that_ends_long_before_the_last_may_be_slowed() -> None:
 def test_while_the_job_that_would_end_last_waits_others_are_told_for_whom_they_wait() -> None:
     policy = make_policy("ours", fleet(2))
     arrive(policy, replace(job("first", 100, 60, slo=1.1), iterations=20))
-    critical_job = replace(job("wide", 100, 20, slo=1.0, train_nodes=2), iterations=2000)
-    assert isinstance(arrive(policy, critical_job), Refusal)
+    wide = replace(job("wide", 100, 20, slo=1.0, train_nodes=2), iterations=2000)
+    assert isinstance(arrive(policy, wide), Refusal)
     small = replace(job("small", 100, 10, slo=2.0), iterations=5)
-    answer = arrive(policy, small, waiting=[critical_job])
+    answer = arrive(policy, small, waiting=[wide])
     assert isinstance(answer, Refusal)
     assert "kept for wide" in answer.reason
     policy.observe((), ())
     policy.remove(JobId("first"))
-    assert isinstance(arrive(policy, critical_job, waiting=[small]), Placement)
+    assert isinstance(arrive(policy, wide, waiting=[small]), Placement)
 
 
 def test_jobs_are_only_brought_together_on_an_owned_fleet_if_someone_waits() -> None:
@@ -163,11 +163,11 @@ def test_jobs_are_only_brought_together_on_an_owned_fleet_if_someone_waits() -> 
 
 
 def test_a_node_of_an_owned_pool_is_worth_more_the_fewer_are_left() -> None:
-    owned, list_rented = RentedNodes(fleet(4)), RentedNodes(fleet(4, owned=False))
+    owned, rented = RentedNodes(fleet(4)), RentedNodes(fleet(4, owned=False))
     worth = []
     for _ in range(4):
         owned.rent(Role.TRAIN, 1)
-        list_rented.rent(Role.TRAIN, 1)
+        rented.rent(Role.TRAIN, 1)
         worth.append(owned.worth_per_h(Role.TRAIN) / H800.price_per_h)
-        assert list_rented.worth_per_h(Role.TRAIN) == H800.price_per_h
+        assert rented.worth_per_h(Role.TRAIN) == H800.price_per_h
     assert worth == [0.25, 0.5, 0.75, 1.0]

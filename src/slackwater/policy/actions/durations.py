@@ -7,15 +7,16 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
+_KEPT = 512
 _LEAST_SEEN = 3  # fewer than these are an anecdote
 _MOST_KINDS = 4096
 
 
 class DurationDistribution:
-    """The last `keep` durations of one kind, on one unit."""
+    """The last `_KEPT` durations of one kind, on one unit."""
 
-    def __init__(self, keep: int = 512) -> None:
-        self._seen: deque[float] = deque(maxlen=keep)
+    def __init__(self) -> None:
+        self._seen: deque[float] = deque(maxlen=_KEPT)
         self._sum = 0.0
         self._sorted: NDArray[np.float64] | None = None
         self._after: NDArray[np.float64] | None = None
@@ -26,7 +27,7 @@ class DurationDistribution:
 
     def observe(self, seconds: float) -> None:
         """One more ended."""
-        if len(self._seen) == self._seen.maxlen:
+        if len(self._seen) == _KEPT:
             self._sum -= self._seen[0]
         self._seen.append(seconds)
         self._sum += seconds
@@ -55,7 +56,7 @@ class DurationDistribution:
 class DurationEstimator:
     """The laws of all kinds; `guess_s` stands for a kind of which nothing is known."""
 
-    def __init__(self, guess_s: float = 1.0) -> None:
+    def __init__(self, guess_s: float) -> None:
         self._laws: dict[str, DurationDistribution] = {}
         self._guess_s = guess_s
 

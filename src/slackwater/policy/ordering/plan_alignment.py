@@ -128,11 +128,6 @@ class PlanForecast:
         return int(cut), float(beyond_s)
 
 
-def align(plan: GroupPlan, members: Sequence[LoadedJob]) -> Alignment:
-    """The best cut of the plan for members that stand as they do."""
-    return PlanForecast(plan, members).align(members)
-
-
 def _mark_skipped(order: Sequence[PhaseSlot], members: Sequence[LoadedJob]) -> tuple[bool, ...]:
     """A member's first slot is passed over if it is for the other phase."""
     wanted = {member.job: member.next_phase for member in members}

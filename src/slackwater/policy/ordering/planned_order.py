@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.placement import GroupPlan, Phase
-from slackwater.policy.ordering.plan_alignment import Alignment, align
+from slackwater.policy.ordering.plan_alignment import Alignment, PlanForecast
 from slackwater.policy.ordering.priority import LoadedJob, WaitingPhase
 from slackwater.policy.ordering.round_robin_cycle import plan_round_robin
 
@@ -61,10 +61,10 @@ class PlannedOrder:
         self._cycles = {}
         if not members:
             return
-        plan = _restrict_to_members(plan or plan_round_robin(members), self._nodes)
+        plan = plan or plan_round_robin(members)
         unplanned = self._nodes.keys() - {slot.job for slot in plan.slots}
         assert not unplanned, f"the plan leaves out {sorted(unplanned)}"
-        self._start_cycles(align(plan, members))
+        self._start_cycles(PlanForecast(plan, members).align(members))
 
     def _start_cycles(self, alignment: Alignment) -> None:
         self._cycles = {}
@@ -76,8 +76,8 @@ class PlannedOrder:
     def joining_loss_s(
         self, members: Sequence[LoadedJob], plan: GroupPlan | None
     ) -> tuple[float, float]:
-        plan = _restrict_to_members(plan or plan_round_robin(members), {m.job for m in members})
-        return align(plan, members).worst_loss_s, plan.period_s
+        plan = plan or plan_round_robin(members)
+        return PlanForecast(plan, members).loss_s(members), plan.period_s
 
     def leave(self, job: JobId) -> None:
         for node in self._nodes.pop(job, ()):
@@ -108,12 +108,6 @@ class PlannedOrder:
 
     def jobs(self) -> Container[JobId]:
         return self._nodes
-
-
-def _restrict_to_members(plan: GroupPlan, members: Container[JobId]) -> GroupPlan:
-    """Without the turns of those who take no part now: nobody waits for them."""
-    slots = tuple(slot for slot in plan.slots if slot.job in members)
-    return plan if len(slots) == len(plan.slots) else GroupPlan(plan.period_s, slots)
 
 
 class RoundRobinOrder(PlannedOrder):

@@ -52,82 +52,59 @@ class Options:
             )
 
 
-def _make_solo(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
-    del options, seed
-    return SoloDisaggregated(fleet)
+Maker = Callable[[FleetView, Options, int], GroupedPlacement]
 
 
-def _make_colocated(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
-    del seed
-    return CoLocated(fleet, keep_slos=bool(options.take_integer("keep_slos", 0)))
-
-
-def _make_group(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
-    del seed
-    size = options.take_integer("max_group_size", MAX_MEMBERS)
-    return GroupPlacement(fleet, size, colocate=bool(options.take_integer("colocate", 0)))
+def _max_size(options: Options) -> int:
+    return options.take_integer("max_group_size", MAX_MEMBERS)
 
 
 def _make_interleaving(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
     del seed
-    return Interleaving(fleet, options.take_integer("max_group_size", MAX_MEMBERS))
+    return Interleaving(fleet, _max_size(options))
+
+
+def _make_group(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
+    del seed
+    size = _max_size(options)
+    return GroupPlacement(fleet, size, colocate=bool(options.take_integer("colocate", 0)))
 
 
 def _make_regrouping(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
-    size = options.take_integer("max_group_size", MAX_MEMBERS)
+    size = _max_size(options)
     every_s = options.take_number("every_s", 3600.0)
-    orders, keep_slos = (
-        options.take_integer("orders", 24),
-        bool(options.take_integer("keep_slos", 0)),
+    orders, keep_slos = options.take_integer("orders", 24), options.take_integer("keep_slos", 0)
+    return Regrouping(fleet, size, every_s, orders, seed, keep_slos=bool(keep_slos))
+
+
+def _make_horizon(mode: Literal["pack", "spread"]) -> Maker:
+    return lambda fleet, options, seed: HorizonPlacement(
+        fleet,
+        _max_size(options),
+        mode,
+        options.take_number("waiting_bound", 0.5),
+        bool(options.take_integer("cold_start", 0)),
+        bool(options.take_integer("profiled", 0)),
     )
-    return Regrouping(fleet, size, every_s, orders, seed, keep_slos=keep_slos)
 
 
-def _make_gavel(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
-    del seed
-    return JobFractions(fleet, options.take_integer("max_group_size", MAX_MEMBERS))
-
-
-def _make_random(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
-    return RandomPlacement(fleet, options.take_integer("max_group_size", MAX_MEMBERS), seed)
-
-
-def _make_most_idle(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
-    del seed
-    return MostIdlePlacement(fleet, options.take_integer("max_group_size", MAX_MEMBERS))
-
-
-def _horizon_maker(
-    mode: Literal["pack", "spread"],
-) -> Callable[[FleetView, Options, int], GroupedPlacement]:
-    def make(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
-        del seed
-        return HorizonPlacement(
-            fleet,
-            options.take_integer("max_group_size", MAX_MEMBERS),
-            mode,
-            options.take_number("waiting_bound", 0.5),
-            bool(options.take_integer("cold_start", 0)),
-            bool(options.take_integer("profiled", 0)),
-        )
-
-    return make
-
-
-POLICIES: dict[str, Callable[[FleetView, Options, int], GroupedPlacement]] = {
+# A maker gets the fleet, the options and the seed.
+POLICIES: dict[str, Maker] = {
     "interleaving": _make_interleaving,
     "ours": _make_interleaving,  # its name before 0.2; goes in 0.3
     "group": _make_group,
-    "horizon": _horizon_maker("pack"),
-    "pack": _horizon_maker("pack"),
-    "spread": _horizon_maker("spread"),
-    "spread_backfill": _horizon_maker("spread"),
-    "solo": _make_solo,
-    "isolated": _make_solo,
-    "colocated": _make_colocated,
-    "gavel": _make_gavel,
-    "random": _make_random,
-    "most_idle": _make_most_idle,
+    "horizon": _make_horizon("pack"),
+    "pack": _make_horizon("pack"),
+    "spread": _make_horizon("spread"),
+    "spread_backfill": _make_horizon("spread"),
+    "solo": lambda fleet, options, seed: SoloDisaggregated(fleet),
+    "isolated": lambda fleet, options, seed: SoloDisaggregated(fleet),
+    "colocated": lambda fleet, options, seed: CoLocated(
+        fleet, keep_slos=bool(options.take_integer("keep_slos", 0))
+    ),
+    "gavel": lambda fleet, options, seed: JobFractions(fleet, _max_size(options)),
+    "random": lambda fleet, options, seed: RandomPlacement(fleet, _max_size(options), seed),
+    "most_idle": lambda fleet, options, seed: MostIdlePlacement(fleet, _max_size(options)),
     "regrouping": _make_regrouping,
 }
 
@@ -153,7 +130,7 @@ def make_policy(
     return PlacementBySize(fleet, make)
 
 
-def _find_maker(name: str) -> Callable[[FleetView, Options, int], GroupedPlacement]:
+def _find_maker(name: str) -> Maker:
     if name not in POLICIES:
         raise ConfigError.of("policy.name", name, f"is none of: {', '.join(POLICIES)}")
     return POLICIES[name]

@@ -9,11 +9,14 @@ import numpy as np
 
 from slackwater.policy.columns import MAX_MEMBERS, MAX_ROLLOUT_NODES, WORK_ROWS, Floats, Ints
 
+_FIRST_ROWS = 64
+
 
 class GroupTable:
     """Columns grow as groups come; rows of dissolved groups are used again, the lowest first."""
 
-    def __init__(self, rows: int = 64) -> None:
+    def __init__(self) -> None:
+        rows = _FIRST_ROWS
         self.rows = 0
         self.members: Ints = np.zeros(rows, np.int64)
         self.train_nodes: Ints = np.zeros(rows, np.int64)

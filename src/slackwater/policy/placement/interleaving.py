@@ -44,6 +44,7 @@ from slackwater.policy.placement.interleaving_scan import scan_cycles, train_sha
 from slackwater.policy.placement.merging import execute_merger, sharing_strategy
 
 _MERGERS_PER_SEARCH = 4
+_THIN_GROUPS = 24  # groups that one search looks at
 _FOLLOWERS_TRIED = 6  # groups that could join an arriving job on new nodes: some 0.2 ms each
 # What an arrival may spend on finding its place, and a look for mergers: a few milliseconds each.
 _ARRIVAL_WORK = 8_000
@@ -62,15 +63,12 @@ class _MergerSearch:
 
 
 class Interleaving(GroupedPlacement):
-    """See the module. A rebalance looks at `thin_groups` groups at most."""
+    """The default policy (see the module)."""
 
     name = "interleaving"
 
-    def __init__(
-        self, fleet: FleetView, max_group_size: int = MAX_MEMBERS, thin_groups: int = 24
-    ) -> None:
+    def __init__(self, fleet: FleetView, max_group_size: int = MAX_MEMBERS) -> None:
         super().__init__(fleet, max_group_size)
-        self.thin_groups = thin_groups
         self._consolidation = Consolidation(self.registry, max_group_size)
         self._changed: set[int] = set()
         self._departed_from: set[int] = set()  # groups that a member has left since
@@ -365,7 +363,7 @@ class Interleaving(GroupedPlacement):
         shares = train_shares(table.rows, table.members, table.work, table.pins, max_members)
         changed = np.fromiter(self._changed, np.int64, len(self._changed))
         shares[changed[changed < table.rows]] -= 1e6
-        thinnest = np.argsort(shares, kind="stable")[: self.thin_groups]
+        thinnest = np.argsort(shares, kind="stable")[:_THIN_GROUPS]
         rows: list[int] = thinnest[np.isfinite(shares[thinnest])].tolist()
         return rows
 

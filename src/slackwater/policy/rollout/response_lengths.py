@@ -5,12 +5,14 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
+_KEPT = 4096
+
 
 class ResponseLengths:
-    """The lengths of the last `keep` responses, as an empirical distribution."""
+    """The lengths of the last `_KEPT` responses, as an empirical distribution."""
 
-    def __init__(self, keep: int = 4096) -> None:
-        self._lengths: deque[int] = deque(maxlen=keep)
+    def __init__(self) -> None:
+        self._lengths: deque[int] = deque(maxlen=_KEPT)
         self._sorted: NDArray[np.float64] | None = None
 
     def __len__(self) -> int:

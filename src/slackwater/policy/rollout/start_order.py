@@ -13,6 +13,7 @@ from slackwater.model.ids import JobId
 PromptKey = NewType("PromptKey", int)  # one number: as many are kept as trajectories
 
 _KEY_TOKENS = 1024  # a prompt's end tells it from others; hashing a long one takes a millisecond
+_KEPT_PROMPTS = 65_536
 _MUCH_LONGER = 2.0  # than the median; to sort the rest by length would only crowd the caches
 
 
@@ -27,14 +28,13 @@ def make_prompt_key(job: JobId, prompt: Sequence[int]) -> PromptKey:
 class StartOrder:
     """How long trajectories of each prompt have lasted at most, as far as is known."""
 
-    def __init__(self, keep: int = 65_536) -> None:
+    def __init__(self) -> None:
         self._lasted_s: OrderedDict[PromptKey, float] = OrderedDict()
-        self._keep = keep
 
     def record(self, prompt: PromptKey, lasted_s: float) -> None:
         """A trajectory of the prompt has lasted so long, and may go on."""
         self._lasted_s[prompt] = max(lasted_s, self._lasted_s.pop(prompt, 0.0))
-        if len(self._lasted_s) > self._keep:
+        if len(self._lasted_s) > _KEPT_PROMPTS:
             self._lasted_s.popitem(last=False)
 
     def order(self, waiting: Sequence[tuple[PromptKey, float]]) -> list[int]:

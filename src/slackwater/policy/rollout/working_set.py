@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 Tokens = NDArray[np.int64]
 
 BINS = 32
-_ENOUGH = 16
+_ENOUGH = 16  # changes after which derived tables are computed again
+_KEPT = 512  # turns and pauses that count
 
 
 def empty_working_set() -> Tokens:
@@ -35,13 +36,12 @@ class ContextGrowth:
     on.
     """
 
-    def __init__(self, longest_tokens: int, *, keep: int = 512) -> None:
+    def __init__(self, longest_tokens: int) -> None:
         self._width = max(longest_tokens / BINS, 1.0)
         self._passed = [0] * BINS
         self._ended = [0] * BINS
         self._turn_tokens = 0.0
         self._turns = 0
-        self._keep = keep
         self._pauses_s: list[float] = []
         self._sorted_s: NDArray[np.float64] | None = None
         self._returns = 0
@@ -56,7 +56,7 @@ class ContextGrowth:
             self._passed[place] += 1
         self._turns += 1
         grown = max(after_tokens - before_tokens, 0)
-        self._turn_tokens += (grown - self._turn_tokens) / min(self._turns, self._keep)
+        self._turn_tokens += (grown - self._turn_tokens) / min(self._turns, _KEPT)
         if last > first:
             self._count_changes(last - first)
 
@@ -76,7 +76,7 @@ class ContextGrowth:
         """A trajectory's next turn came after a pause."""
         self._returns += 1
         self._pauses_s.append(pause_s)
-        if len(self._pauses_s) > self._keep:
+        if len(self._pauses_s) > _KEPT:
             del self._pauses_s[0]
         if self._returns % _ENOUGH == 0:
             self._sorted_s = None

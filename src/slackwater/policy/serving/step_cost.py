@@ -11,6 +11,8 @@ import numpy as np
 
 from slackwater.model.errors import ConfigError
 
+_WEIGHT = 0.05  # of a new measurement in a correction
+
 
 class StepWork(NamedTuple):
     """One step: `rows` go through the weights, `pairs` of token and context through attention. A
@@ -178,8 +180,7 @@ def _fit(samples: Sequence[tuple[StepWork, float]], kind: str) -> tuple[StepCost
 class Correction:
     """The ratio of measured to predicted time: a moving mean and its spread."""
 
-    def __init__(self, weight: float = 0.05) -> None:
-        self._weight = weight
+    def __init__(self) -> None:
         self.mean = 1.0
         self.spread = 0.0
 
@@ -188,8 +189,8 @@ class Correction:
         if predicted_s <= 0:
             return
         ratio = min(took_s / predicted_s, 20.0)
-        self.spread += self._weight * (abs(ratio - self.mean) - self.spread)
-        self.mean += self._weight * (ratio - self.mean)
+        self.spread += _WEIGHT * (abs(ratio - self.mean) - self.spread)
+        self.mean += _WEIGHT * (ratio - self.mean)
 
     def relax(self) -> None:
         """Nothing ran because of this estimate: weaken it, or nothing is ever measured again."""

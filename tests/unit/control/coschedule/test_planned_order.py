@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.placement import GroupPlan, Phase, PhaseSlot
-from slackwater.policy.ordering.plan_alignment import align, worst_period_s
+from slackwater.policy.ordering.plan_alignment import PlanForecast, worst_period_s
 from slackwater.policy.ordering.planned_order import PlannedOrder, RoundRobinOrder
 from slackwater.policy.ordering.priority import LoadedJob, WaitingPhase
 from slackwater.policy.ordering.round_robin_cycle import plan_round_robin
@@ -155,7 +155,7 @@ def test_a_plan_is_taken_up_where_it_costs_least() -> None:
     a = member("a", 60, 40)
     b = member("b", 40, 60, next_phase=Phase.ROLLOUT, running_s=60)
     plan = plan_round_robin([a, b])
-    taken = align(plan, [a, b])
+    taken = PlanForecast(plan, [a, b]).align([a, b])
     assert taken.slots[0].job == a.job and taken.slots[0].phase is Phase.ROLLOUT
     assert taken.worst_loss_s == 0
 
@@ -163,6 +163,6 @@ def test_a_plan_is_taken_up_where_it_costs_least() -> None:
 def test_every_cut_keeps_all_slots() -> None:
     members = [member("a", 10, 20), member("b", 30, 10, next_phase=Phase.TRAIN)]
     plan = plan_round_robin(members)
-    taken = align(plan, members)
+    taken = PlanForecast(plan, members).align(members)
     assert sorted(map(repr, taken.slots)) == sorted(map(repr, plan.slots))
     assert len(list(itertools.compress(taken.slots, taken.skip_first))) <= len(members)
