@@ -1,4 +1,4 @@
-"""Columns of the arrays in which groups and their members go into compiled code."""
+"""Layout of the arrays that describe groups and their members to compiled code."""
 
 import numpy as np
 import numpy.typing as npt
@@ -9,8 +9,9 @@ Ints = npt.NDArray[np.int64]
 MAX_MEMBERS = 16
 MAX_ROLLOUT_NODES = 48
 
-# Rows of a group's `work`, one column per member: phase lengths on the nodes that it has, the bound
-# on one iteration, the time left for its iterations left, how many iterations it makes in the
-# group's cycle, and the bound on each of them where its SLO is one on iterations (else infinite).
+# Rows of a group's `work`; each column is a member. Phase lengths on the member's nodes; the bound
+# on the mean iteration; the time left (budget) for the iterations left; how many iterations it
+# makes per cycle of the group (rounds); the cap on each single iteration, infinite if the SLO sets
+# none.
 ROLL_S, TRAIN_S, SYNC_S, BOUND_S, BUDGET_S, LEFT, ROUNDS, CAP_S = range(8)
 WORK_ROWS = 8

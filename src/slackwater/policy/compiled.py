@@ -1,4 +1,4 @@
-"""Compiling the hot loops of policies, with their types kept."""
+"""Just-in-time compilation of the hot loops of policies with numba, without losing their types."""
 
 import functools
 from collections.abc import Callable
@@ -11,44 +11,46 @@ from numpy.typing import NDArray
 F = TypeVar("F", bound=Callable[..., object])
 _RUN = 16
 
-_functions: dict[Callable[..., Any], Callable[..., Any]] = {}  # by what stands in for them
+# By stub: the Python function, and its compiled form once numba is loaded.
+_functions: dict[Callable[..., Any], Callable[..., Any]] = {}
 _loaded: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
 def jit_compile(function: F) -> F:
-    """Machine code for a function over numbers and NumPy arrays, compiled once and kept on disk.
-    numba is imported at the first call: that takes a quarter of a service's start.
+    """Compile a function over numbers and NumPy arrays at its first call, and cache the machine
+    code on disk. The decorated name is a stub until then, so that numba is not imported before it
+    is needed: its import takes a quarter of a service's start.
 
-    Hazard: the kept code is checked against the function's own file only. After a change to a
-    compiled function with callers in other files, remove it (`make fresh-kernels`).
+    Hazard: numba compares its cache with the function's own file only. After a change to a compiled
+    function with callers in other files, delete the cache (`make fresh-kernels`).
     """
 
     @functools.wraps(function)
-    def stand_in(*arguments: Any, **named: Any) -> object:
-        if stand_in not in _loaded:
+    def stub(*arguments: Any, **named: Any) -> object:
+        if stub not in _loaded:
             _load()
-        return _loaded[stand_in](*arguments, **named)
+        return _loaded[stub](*arguments, **named)
 
-    _functions[stand_in] = function
-    return cast(F, stand_in)
+    _functions[stub] = function
+    return cast(F, stub)
 
 
 def _load() -> None:
-    """Put every compiled function in the place of its stand-in, where it is defined and in the
-    files of those that call it. Two threads may do so at once: either's function does.
+    """Replace every stub by its compiled function, in the module that defines it and in all modules
+    that import it. Two threads may do this at once; then the functions of either one serve.
     """
     import numba
 
-    new = [(late, one) for late, one in list(_functions.items()) if late not in _loaded]
-    # No C calls these, so numba need not compile an entry for it.
-    compile_late: Any = numba.njit(cache=True, no_cfunc_wrapper=True)  # type: ignore[call-overload]  # numba's types lack it
-    made = {late: compile_late(one) for late, one in new}
+    new = [(stub, one) for stub, one in list(_functions.items()) if stub not in _loaded]
+    # No C code calls these functions, so numba need not compile an entry point for C.
+    compile_lazily: Any = numba.njit(cache=True, no_cfunc_wrapper=True)  # type: ignore[call-overload]  # numba's types lack it
+    made = {stub: compile_lazily(one) for stub, one in new}
     for _, function in new:
         names = function.__globals__
         for name, value in list(names.items()):
             if isinstance(value, FunctionType) and (value in made or value in _loaded):
                 names[name] = made.get(value) or _loaded[value]
-    _loaded.update(made)  # last: whoever finds its function here calls it at once
+    _loaded.update(made)  # last: a stub calls its function as soon as it is found here
 
 
 @jit_compile
@@ -62,12 +64,12 @@ def copy_row(into: NDArray[Any], values: NDArray[Any], count: int) -> None:
 
 @jit_compile
 def stable_order(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Like `np.argsort(values, kind="stable")`, which takes numba seconds to compile, and each of
-    its callers longer.
+    """Sort like `np.argsort(values, kind="stable")`. Hazard: numba takes seconds to compile that
+    one, and again in each of its callers.
     """
     count = len(values)
     order, merged = np.empty(count, np.int64), np.empty(count, np.int64)
-    for i in range(count):  # runs in which each is moved to its place
+    for i in range(count):  # insertion sort within runs, which the loop below merges
         at = i
         while at % _RUN and values[order[at - 1]] > values[i]:
             order[at] = order[at - 1]

@@ -64,6 +64,6 @@ class CoScheduleConfig:
                 "ordering", self.ordering, f"is not known; write one of {', '.join(_ORDERINGS)}"
             )
 
-    def new_ordering(self, standing: LoadedJobsSource) -> Ordering:
-        """The ordering of one group; `standing` returns its members at a moment."""
-        return _ORDERINGS[self.ordering](standing)
+    def new_ordering(self, loaded_jobs: LoadedJobsSource) -> Ordering:
+        """The ordering of one group; `loaded_jobs` returns its members at a time."""
+        return _ORDERINGS[self.ordering](loaded_jobs)

@@ -12,8 +12,10 @@ from slackwater.model.amounts import Amounts, Efficiency
 
 @dataclass(frozen=True, slots=True)
 class DurationCurve:
-    """Seconds by units, infinite where the action cannot run; a guess unless `known`. `convex`:
-    each further unit helps no more than the one before.
+    """The duration of an action by its number of units; infinite where the action cannot run.
+
+    `choices` are the numbers of units that it may get. Unless `known`, the duration is a guess.
+    `convex`: each further unit saves no more time than the one before.
     """
 
     seconds: NDArray[np.float64]
@@ -27,21 +29,21 @@ class DurationCurve:
 
     @property
     def least_s(self) -> float:
-        """How long on the least units."""
+        """The duration on the fewest units."""
         return float(self.seconds[self.choices[0]])
 
     def most(self, units: float) -> int:
-        """The largest choice of so many at most; 0 if there is none."""
+        """The largest choice that is at most `units`; 0 if there is none."""
         return max((choice for choice in self.choices if choice <= units), default=0)
 
     @property
     def elastic(self) -> bool:
-        """Whether there is something to choose."""
+        """Whether there are several choices with known durations."""
         return self.known and len(self.choices) > 1
 
 
 def limit_choices(curve: DurationCurve, most: float) -> DurationCurve:
-    """The same without the choices above `most`; as it was, if all are above it."""
+    """The curve without the choices above `most`; unchanged if all choices are above it."""
     if not curve.choices or curve.choices[-1] <= most or curve.choices[0] > most:
         return curve
     choices = tuple(units for units in curve.choices if units <= most)
@@ -65,8 +67,9 @@ def _shape(amounts: Amounts, efficiency: Efficiency | None) -> tuple[NDArray[np.
 def make_curve(
     amounts: Amounts, efficiency: Efficiency | None, single_unit_s: float | None, guess_s: float
 ) -> DurationCurve:
-    """With the duration on one unit if it is known; otherwise with a guess of the duration on the
-    least."""
+    """Create a curve from the duration on one unit, or if that is unknown, from a guess of the
+    duration on the fewest units.
+    """
     shape, convex = _shape(amounts, efficiency)
     if single_unit_s is None:
         flat = np.where(np.isfinite(shape), guess_s, np.inf)

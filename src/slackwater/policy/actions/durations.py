@@ -1,5 +1,6 @@
-"""Distributions of action durations, by kind: among those that ran as long, how long did they go
-on? A mean would say that an action which has outlived it ends at once.
+"""Distributions of action durations by kind. They predict the rest of a running action from the
+actions that ran at least as long. A mean would predict that an action which exceeds it ends at
+once.
 """
 
 from collections import deque
@@ -8,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _KEPT = 512
-_LEAST_SEEN = 3  # fewer than these are an anecdote
+_LEAST_SEEN = 3  # with fewer, the mean counts as unknown
 _MOST_KINDS = 4096
 
 
@@ -26,7 +27,7 @@ class DurationDistribution:
         return len(self._seen)
 
     def observe(self, seconds: float) -> None:
-        """One more ended."""
+        """Record the duration of an action that ended."""
         if len(self._seen) == _KEPT:
             self._sum -= self._seen[0]
         self._seen.append(seconds)
@@ -40,7 +41,9 @@ class DurationDistribution:
         return max(self._sum, 0.0) / len(self._seen)
 
     def estimate_left_s(self, ran_s: float) -> float:
-        """The expected rest after `ran_s`; what outlived all others lasts as long again."""
+        """The expected remaining time after `ran_s`. An action that outlived all others is expected
+        to take as long again.
+        """
         if self._sorted is None:
             self._unsorted = 0
             self._sorted = np.sort(np.array(self._seen))
@@ -54,33 +57,33 @@ class DurationDistribution:
 
 
 class DurationEstimator:
-    """The laws of all kinds; `guess_s` stands for a kind of which nothing is known."""
+    """The distributions of all kinds. `guess_s` is the duration of an unknown kind."""
 
     def __init__(self, guess_s: float) -> None:
         self._laws: dict[str, DurationDistribution] = {}
         self._guess_s = guess_s
 
     def observe(self, kind: str, single_unit_s: float) -> None:
-        """An action of this kind ended, and would have taken so long on one unit."""
+        """Record how long an action of this kind would have taken on one unit."""
         law = self._laws.get(kind)
         if law is None:
             if len(self._laws) >= _MOST_KINDS:
-                del self._laws[next(iter(self._laws))]  # the oldest label: memory is bounded
+                del self._laws[next(iter(self._laws))]  # the oldest kind, to bound memory
             law = self._laws[kind] = DurationDistribution()
         law.observe(single_unit_s)
 
     def mean_s(self, kind: str) -> float | None:
-        """On one unit; None as long as too few have been seen."""
+        """The mean duration on one unit; None while too few are known."""
         law = self._laws.get(kind)
         return law.mean_s if law is not None and len(law) >= _LEAST_SEEN else None
 
     def guess_s(self, kind: str) -> float:
-        """The mean of however few were seen, or of nothing at all."""
+        """The mean duration, however few are known, or the default guess."""
         law = self._laws.get(kind)
         return law.mean_s if law is not None else self._guess_s
 
     def estimate_left_s(self, kind: str, ran_s: float) -> float:
-        """The expected rest on one unit of an action that has used `ran_s` of it already."""
+        """The expected remaining time on one unit of an action that ran for `ran_s` on one unit."""
         law = self._laws.get(kind)
         if law is None:
             return max(self._guess_s, ran_s)

@@ -1,14 +1,15 @@
-"""Running averages of a lane's short actions and of elastic arrivals: an elastic action that takes
-every core makes the tool calls of many trajectories, and later elastic actions, wait.
+"""Running averages of a lane's short actions and of arriving elastic actions. They tell how many
+others would wait if an elastic action took every core: tool calls of many trajectories, and later
+elastic actions.
 """
 
 import math
 
-_LEAST_SLACK = 0.1  # a queue that never empties is as bad as one that empties slowly
+_LEAST_SLACK = 0.1  # a queue that never empties counts as one that empties slowly
 
 
 class ElasticLoad:
-    """Arrivals of elastic actions and their work, faded over about `memory_s` seconds."""
+    """The rate of arriving elastic actions and of their work, averaged over about `memory_s`."""
 
     def __init__(self, memory_s: float = 60.0) -> None:
         self._memory_s = memory_s
@@ -18,7 +19,7 @@ class ElasticLoad:
         self._work_s = 0.0
 
     def record_arrival(self, work_s: float, now_s: float) -> None:
-        """One more, with so many unit-seconds to do."""
+        """Record the arrival of an action with `work_s` unit-seconds of work."""
         if self._first_s is None:
             self._first_s = now_s
         self._fade(now_s)
@@ -32,8 +33,8 @@ class ElasticLoad:
         self._last_s = now_s
 
     def expect_arrivals(self, backlog_s: float, capacity: int, now_s: float) -> float:
-        """How many come while `capacity` units work off such a backlog and what comes meanwhile; it
-        looks no further ahead than its memory goes back.
+        """How many actions will arrive while `capacity` units finish the backlog and what arrives
+        meanwhile. It looks ahead by at most `memory_s`.
         """
         if self._first_s is None or capacity <= 0:
             return 0.0
@@ -55,7 +56,7 @@ class LoadAverage:
         self.busy = 0
 
     def change(self, units: int, now_s: float) -> None:
-        """So many more (or fewer) are busy from now on."""
+        """Change the number of busy units from now on."""
         if self._since_s is not None:
             keep = math.exp(-(now_s - self._since_s) / self._memory_s)
             self._mean = keep * self._mean + (1 - keep) * self.busy
@@ -63,5 +64,5 @@ class LoadAverage:
         self.busy += units
 
     def reserve(self) -> int:
-        """Units to keep free beyond those busy now."""
+        """How many units to keep free for the usual load, beyond those that are busy now."""
         return max(math.ceil(self._mean) - self.busy, 0) if self._mean >= 0.05 else 0

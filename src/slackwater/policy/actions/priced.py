@@ -1,10 +1,11 @@
-"""Elastic scheduling with a price: what one action takes longer, all behind it wait longer.
+"""Elastic scheduling with a price for the time that an action makes others wait.
 
-ARL-Tangram's Algorithm 1 shares out what is free at this moment. Under load that is little, so a
-long test suite would run on one core for its whole life. Here a unit used for a second delays all
-who wait by 1 / capacity, and an action takes the amount m with the least T(m) + price * m * T(m).
-The first in line may wait for more units if it then ends earlier at that price; it is put off once,
-never for longer than it hoped to gain, so no one starves.
+ARL-Tangram's Algorithm 1 divides the units that are free at the moment. Under load these are few,
+so a long test suite would run on one core from start to end. Here a unit used for one second delays
+each waiting action by 1 / capacity seconds, which gives the price of a unit-second. An action gets
+the number of units m with the least T(m) + price * m * T(m). The first action in line may wait for
+more units if it then ends at a lower cost. It is delayed once, for no longer than it hopes to gain,
+so no action starves.
 """
 
 from collections.abc import Sequence
@@ -35,7 +36,9 @@ def list_least_durations(curves: Sequence[DurationCurve]) -> tuple[Floats, Ints]
 
 
 def list_completions(view: SchedulingView, others: Sequence[DurationCurve]) -> tuple[Floats, Ints]:
-    """When units come free, ascending: from running actions and inelastic ones that start now."""
+    """When units become free, ascending: those of running actions and of the inelastic actions that
+    start now.
+    """
     seconds, units = list_least_durations(others)
     ends = np.concatenate((view.left_s, seconds))
     order = np.argsort(ends)
@@ -54,10 +57,10 @@ def share_by_price(
     capacity: float,
     patience_s: Floats,
 ) -> Ints:
-    """Units for each row in order, 0 from the first on that had better wait.
+    """The units for each row in order; 0 from the first row on that should wait.
 
-    `ends` (ascending) and `end_units` are future completions; `behind[i]` wait behind row i, which
-    may still be put off for `patience_s[i]`.
+    `ends` (ascending) and `end_units` are the future completions. `behind[i]` actions wait behind
+    row i, which may still be delayed for `patience_s[i]`.
     """
     count, width = rows.shape
     width = min(width, after.shape[1])
@@ -95,8 +98,8 @@ def share_by_price(
 
 @dataclass(frozen=True, slots=True)
 class PricedScheduling:
-    """Candidates that cannot use more start with their least, the others in order with the amount
-    that costs all together least. Units that short actions usually need stay free.
+    """Inelastic candidates start with their fewest units. Elastic ones get, in order, the number of
+    units with the least total cost. Units that short actions usually need stay free.
     """
 
     looks_ahead: bool = True

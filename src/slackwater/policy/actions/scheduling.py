@@ -1,5 +1,5 @@
-"""In which order waiting actions are looked at, and which start now on how many units of one
-resource in one place. Candidates are the first whose least needs fit all at once.
+"""The order of waiting actions, and which of them start now on how many units of one resource in
+one place. The candidates are the first actions in order whose minimum needs fit together.
 """
 
 from collections.abc import Sequence
@@ -38,25 +38,25 @@ class SchedulingView:
 
 
 class Scheduling(Protocol):
-    """Decides who starts."""
+    """Decides which actions start."""
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether it looks at the rest and at what runs; if not, the view may leave them out."""
+        """Whether it uses `rest` and the running actions; if not, the view may omit them."""
 
     @property
     def may_delay(self) -> bool:
-        """Whether elastic actions may wait for more units while short ones pass. Then only the
-        inelastic candidates fit all at once, and the elastic ones share what these leave.
+        """Whether elastic actions may wait for more units while short ones overtake them. Then only
+        the inelastic candidates must fit together; the elastic ones share the remaining units.
         """
 
     def decide(self, view: SchedulingView) -> list[int]:
-        """Units that fit the topology together, for each candidate; 0: it waits."""
+        """The units of each candidate, which together fit the topology; 0 if it must wait."""
 
 
 class ActionOrder(Protocol):
-    """Ranks actions at submission; the least goes first, equal ones by arrival. Ranks of later
-    actions must in time exceed any earlier one, so that none is overtaken for ever.
+    """Ranks actions at submission. The lowest rank goes first, equal ones by arrival. The ranks of
+    later actions must eventually exceed every earlier one, so that no action starves.
     """
 
     def rank(self, submitted_s: float, priority: int, expected_s: float) -> float: ...
@@ -64,7 +64,9 @@ class ActionOrder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ArrivalOrder:
-    """By submission; a point of priority is worth `head_start_s` of waiting, so no one starves."""
+    """By submission. One point of priority counts as `head_start_s` of waiting, so no action
+    starves.
+    """
 
     head_start_s: float = 60.0
 

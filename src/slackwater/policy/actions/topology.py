@@ -1,7 +1,9 @@
-"""What is left of a resource after a use: the operators of ARL-Tangram's Appendix B.
+"""What is left of a resource after an action takes some of it: the operators of ARL-Tangram's
+Appendix B.
 
-In a topology's table `after[state, units]` is the next state, or -1. Plain units are any units;
-chunks are 2^a neighbours whose first number is a multiple of 2^a, as GPUs under one layout.
+In a topology's table, `after[state, units]` is the next state, or -1 if the units are not
+available. Plain units are interchangeable. A chunk is a block of 2^a neighbours whose first number
+is a multiple of 2^a, like GPUs of one parallel layout (buddy allocation).
 """
 
 from collections.abc import Sequence
@@ -19,7 +21,7 @@ WHOLE = 1 << (LEVELS - 1)
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """A table of moves, and where we are in it. `plain` says that any units will do."""
+    """A table of state transitions and the present state. `plain`: units are interchangeable."""
 
     after: NDArray[np.int64]
     start: int
@@ -33,14 +35,16 @@ def _unit_moves(states: int, most: int) -> NDArray[np.int64]:
 
 
 def units(free: int, most: int) -> Topology:
-    """`free` interchangeable units, of which one action takes at most `most`."""
-    states = 1 << max(free, 1).bit_length()  # a few tables, kept, instead of one for each number
+    """A topology with `free` interchangeable units; one action takes at most `most` of them."""
+    states = 1 << max(free, 1).bit_length()  # rounded up, so that few tables are cached
     return Topology(_unit_moves(states, most), free, plain=True)
 
 
 @jit_compile
 def _chunk_moves(limits: NDArray[np.int64]) -> NDArray[np.int64]:
-    """All moves between counts of free chunks by level; a state is their mixed-radix number."""
+    """The transitions between counts of free chunks by level. A state is the counts as a
+    mixed-radix number.
+    """
     levels = len(limits)
     states = 1
     for level in range(levels):
@@ -60,7 +64,7 @@ def _chunk_moves(limits: NDArray[np.int64]) -> NDArray[np.int64]:
                 split += 1
             if split == levels:
                 continue
-            # The smallest chunk that is large enough is halved until it fits: one half of each size
+            # Halve the smallest chunk that is large enough until it fits. One half of each size
             # stays free.
             target, radix = 0, 1
             for each in range(levels):
@@ -81,7 +85,7 @@ def _chunk_table(limits: tuple[int, ...]) -> NDArray[np.int64]:
 
 
 def chunks(free: Sequence[int]) -> Topology:
-    """`free[a]` chunks of 2^a that are not halves of a larger free one."""
+    """A topology with `free[a]` chunks of 2^a units that are not part of a larger free chunk."""
     limits = tuple(max(count, 1) for count in free)
     state, radix = 0, 1
     for count, limit in zip(free, limits, strict=True):

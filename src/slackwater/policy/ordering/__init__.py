@@ -1,1 +1,1 @@
-"""Whose phase runs next."""
+"""Which job's phase runs next."""

@@ -1,7 +1,8 @@
-"""Where in its cycle a group takes up a plan: at the cut after which the members lose least.
+"""Where in its cycle a group starts to follow a plan: at the cut that delays its members least.
 
-From every cut the plan is run forward at worst-case lengths; a member's first slot is passed over
-if it is for the other phase. The best cut costs no member more than it can bear, and all together
+A cut is a position in the plan's sequence of slots. From every cut the plan is simulated at
+worst-case lengths. A member's first slot is skipped if it is for the other phase than the one that
+the member needs next. The best cut delays no member beyond its slack, and all members together
 least.
 """
 
@@ -17,7 +18,7 @@ from slackwater.policy.compiled import jit_compile
 from slackwater.policy.ordering.priority import LoadedJob
 
 _ROUNDS = 3
-# Rows of the members' array; one column per member.
+# Rows of the array that describes the members; each column is a member.
 (
     READY_S,
     SYNC_S,
@@ -26,7 +27,7 @@ _ROUNDS = 3
     PACE_S,
     BUDGET_S,
     LEFT,
-    AFTER_S,  # what it needs after the running iteration if it leaves then
+    AFTER_S,  # the time it needs after the running iteration if it then moves to its own nodes
     BOUND_S,
     ITERATION_S,
     FIRST,
@@ -39,8 +40,8 @@ _ROLLOUT, _TRAIN = 0.0, 1.0
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """The plan's slots from the cut on, which of them are passed over the first time, and how far a
-    member falls behind at worst beyond what it can bear.
+    """The plan's slots in order from the cut on, which of them are skipped the first time, and the
+    worst delay of a member beyond its slack.
     """
 
     slots: tuple[PhaseSlot, ...]
@@ -49,8 +50,8 @@ class Alignment:
 
 
 class PlanForecast:
-    """A plan run forward at worst-case lengths, without absent jobs' slots; `period_s` is a cycle's
-    length in the long run.
+    """Simulates a plan at worst-case lengths, without the slots of absent jobs. `period_s` is the
+    length of one cycle in the long run.
     """
 
     def __init__(self, plan: GroupPlan, members: Sequence[LoadedJob]) -> None:
@@ -82,32 +83,32 @@ class PlanForecast:
         self.longest_s = max((max(m.rollout_s, m.train_s) for m in members), default=0.0)
 
     def spare_s(self, member: LoadedJob) -> float:
-        """How much later than at the plan's pace it may be, if it stays or leaves for its own
+        """How much a member may fall behind the plan's pace, whether it stays or moves to its own
         nodes.
         """
         pace_s = self.pace_s[member.job]
         return member.budget_s - min(member.iterations_left * pace_s, member.leave_s + pace_s)
 
     def align(self, members: Sequence[LoadedJob]) -> Alignment:
-        """The best cut of the plan for members that stand as they do."""
+        """The plan from the best cut on, for the members' present state."""
         cut, beyond_s = self._best_cut(members)
         order = (*self.slots[cut:], *self.slots[:cut])
         return Alignment(order, _mark_skipped(order, members), beyond_s)
 
     def loss_s(self, members: Sequence[LoadedJob]) -> float:
-        """How far a member may at worst fall behind beyond its slack, at the best cut."""
+        """The worst delay of a member beyond its slack, at the best cut."""
         return self._best_cut(members)[1]
 
     def _best_cut(self, members: Sequence[LoadedJob]) -> tuple[int, float]:
-        standing = np.zeros((_MEMBER_ROWS, len(members)))
+        state = np.zeros((_MEMBER_ROWS, len(members)))
         free: Floats = np.zeros(len(self._node_numbers))
         for member in members:
             trains = member.next_phase is Phase.TRAIN
-            standing[:, self._number[member.job]] = (
+            state[:, self._number[member.job]] = (
                 member.running_s,
                 member.sync_s,
                 float(member.clock_runs),
-                # Who trains now is about to end an iteration that counts as one of those left.
+                # A job in its train phase is about to end an iteration that is one of those left.
                 float(not trains and member.running_s > member.sync_s),
                 self.pace_s[member.job],
                 member.budget_s,
@@ -124,12 +125,12 @@ class PlanForecast:
                 if node in self._node_numbers:
                     at = self._node_numbers[node]
                     free[at] = max(free[at], held_s)
-        cut, beyond_s = _simulate_all_cuts(self._jobs, self._trains, self._nodes, standing, free)
+        cut, beyond_s = _simulate_all_cuts(self._jobs, self._trains, self._nodes, state, free)
         return int(cut), float(beyond_s)
 
 
 def _mark_skipped(order: Sequence[PhaseSlot], members: Sequence[LoadedJob]) -> tuple[bool, ...]:
-    """A member's first slot is passed over if it is for the other phase."""
+    """Whether each slot is skipped: a member's first one, if it is not for its next phase."""
     wanted = {member.job: member.next_phase for member in members}
     skip = []
     for slot in order:
@@ -140,12 +141,14 @@ def _mark_skipped(order: Sequence[PhaseSlot], members: Sequence[LoadedJob]) -> t
 
 @jit_compile
 def _simulate_all_cuts(
-    jobs: Ints, trains: Ints, nodes: Ints, standing: Floats, free_s: Floats
+    jobs: Ints, trains: Ints, nodes: Ints, state: Floats, free_s: Floats
 ) -> tuple[int, float]:
-    """The cut after which the worst loss beyond what a member can bear is least, then the sum."""
+    """The cut with the least worst delay beyond a member's slack, then with the least total delay.
+    Returns the cut and its worst delay.
+    """
     best_cut, best_beyond, best_together = 0, np.inf, np.inf
     for cut in range(max(jobs.shape[0], 1)):
-        beyond, together = _simulate_from(cut, jobs, trains, nodes, standing, free_s)
+        beyond, together = _simulate_from(cut, jobs, trains, nodes, state, free_s)
         if beyond < best_beyond or (beyond == best_beyond and together < best_together):
             best_cut, best_beyond, best_together = cut, beyond, together
     return best_cut, best_beyond
@@ -153,7 +156,7 @@ def _simulate_all_cuts(
 
 @jit_compile
 def _earliest_start_s(nodes: Ints, free: Floats, ready_s: float) -> float:
-    """When all of a slot's nodes are free."""
+    """When a slot can start: the job is ready and all its nodes are free."""
     start = ready_s
     for node in nodes:
         if node >= 0 and free[node] > start:
@@ -163,85 +166,88 @@ def _earliest_start_s(nodes: Ints, free: Floats, ready_s: float) -> float:
 
 @jit_compile
 def _sum_losses(
-    standing: Floats,
+    state: Floats,
     ready: Floats,
     begun: Floats,
     made: Floats,
     late: Floats,
     late_if_leaving: Floats,
 ) -> tuple[float, float]:
-    """The worst of all lags beyond what members can bear, and what they lose together."""
+    """The worst delay of a member beyond its slack, and the total delay of all members."""
     beyond = together = 0.0
-    for j in range(standing.shape[1]):
-        if standing[LEFT, j] > standing[MADE, j]:
+    for j in range(state.shape[1]):
+        if state[LEFT, j] > state[MADE, j]:
             beyond = max(beyond, min(late[j], late_if_leaving[j]))
-        together += ready[j] - max(begun[j], 0.0) - made[j] * standing[PACE_S, j]
+        together += ready[j] - max(begun[j], 0.0) - made[j] * state[PACE_S, j]
     return beyond, together
 
 
 @jit_compile
 def _init_members(
-    standing: Floats, begun: Floats, iteration_at: Floats, late: Floats, late_if_leaving: Floats
+    state: Floats, begun: Floats, iteration_at: Floats, late: Floats, late_if_leaving: Floats
 ) -> None:
-    """Where members stand before the first slot. `np.where` would take numba seconds to compile."""
-    for j in range(standing.shape[1]):
-        begun[j] = 0.0 if standing[STARTED, j] > 0.0 else -1.0
-        iteration_at[j], late[j], late_if_leaving[j] = -standing[ITERATION_S, j], -np.inf, np.inf
-        if standing[MADE, j] > 0.0:
-            iteration_at[j] = standing[READY_S, j]
-            late_if_leaving[j] = standing[READY_S, j] + standing[AFTER_S, j] - standing[BUDGET_S, j]
+    """Set the members' state before the first slot. Hazard: numba takes seconds to compile
+    `np.where`.
+    """
+    for j in range(state.shape[1]):
+        begun[j] = 0.0 if state[STARTED, j] > 0.0 else -1.0
+        iteration_at[j], late[j], late_if_leaving[j] = -state[ITERATION_S, j], -np.inf, np.inf
+        if state[MADE, j] > 0.0:
+            iteration_at[j] = state[READY_S, j]
+            late_if_leaving[j] = state[READY_S, j] + state[AFTER_S, j] - state[BUDGET_S, j]
 
 
 @jit_compile
 def _simulate_from(
-    cut: int, jobs: Ints, trains: Ints, nodes: Ints, standing: Floats, free_s: Floats
+    cut: int, jobs: Ints, trains: Ints, nodes: Ints, state: Floats, free_s: Floats
 ) -> tuple[float, float]:
-    """The worst loss of a member beyond what it can bear, and what all lose together."""
+    """Simulate the plan from a cut: the worst delay of a member beyond its slack, and the total."""
     slots = jobs.shape[0]
-    ready, made, free = standing[READY_S].copy(), standing[MADE].copy(), free_s.copy()
+    ready, made, free = state[READY_S].copy(), state[MADE].copy(), free_s.copy()
     count = ready.shape[0]
     begun, iteration_at, fresh = np.empty(count), np.empty(count), np.ones(count, np.bool_)
     late, late_if_leaving = np.empty(count), np.empty(count)  # if it stays, if it leaves
-    _init_members(standing, begun, iteration_at, late, late_if_leaving)
+    _init_members(state, begun, iteration_at, late, late_if_leaving)
     beyond = 0.0
     for step in range(_ROUNDS * slots):
         at = (cut + step) % slots
         j = jobs[at]
         if fresh[j]:
             fresh[j] = False
-            if standing[FIRST, j] != trains[at]:
+            if state[FIRST, j] != trains[at]:
                 continue
         start = _earliest_start_s(nodes[at], free, ready[j])
         if begun[j] < 0.0:
             begun[j] = iteration_at[j] = start
-        end = start + (standing[TRAIN_S, j] if trains[at] else standing[ROLL_S, j])
+        end = start + (state[TRAIN_S, j] if trains[at] else state[ROLL_S, j])
         for node in nodes[at]:
             if node >= 0:
                 free[node] = end
         ready[j] = end
         if not trains[at]:
             continue
-        ready[j] = end = end + standing[SYNC_S, j]
+        ready[j] = end = end + state[SYNC_S, j]
         made[j] += 1.0
-        left = standing[LEFT, j] - made[j]
-        after = end - begun[j] - standing[BUDGET_S, j]
+        left = state[LEFT, j] - made[j]
+        after = end - begun[j] - state[BUDGET_S, j]
         if made[j] == 1.0:
-            late_if_leaving[j] = after + standing[AFTER_S, j]
-        # The last round repeats for ever; iterations of one cycle need not be evenly spaced.
+            late_if_leaving[j] = after + state[AFTER_S, j]
+        # The last simulated round repeats from then on. Iterations within a cycle need not be
+        # evenly spaced, so each of them counts.
         if left == 0.0:
             late[j] = after
         elif left > 0.0 and step >= (_ROUNDS - 1) * slots:
-            late[j] = max(late[j], after + left * standing[PACE_S, j])
-        beyond = max(beyond, end - iteration_at[j] - standing[BOUND_S, j])
+            late[j] = max(late[j], after + left * state[PACE_S, j])
+        beyond = max(beyond, end - iteration_at[j] - state[BOUND_S, j])
         iteration_at[j] = end
-    worst, together = _sum_losses(standing, ready, begun, made, late, late_if_leaving)
+    worst, together = _sum_losses(state, ready, begun, made, late, late_if_leaving)
     return max(beyond, worst), together
 
 
 def worst_period_s(
     plan: GroupPlan, lengths_s: Mapping[tuple[JobId, Phase], float], syncs_s: Mapping[JobId, float]
 ) -> float:
-    """How long one cycle of the plan's order takes in the long run with these phase lengths."""
+    """The length of one cycle of the plan's order in the long run, with these phase lengths."""
     order = sorted(
         (slot for slot in plan.slots if slot.job in syncs_s),
         key=lambda slot: (slot.start_s % plan.period_s, slot.job, slot.phase),
@@ -257,7 +263,7 @@ def worst_period_s(
             free.update(dict.fromkeys(slot.nodes, end))
             ready[slot.job] = end + (syncs_s[slot.job] if slot.phase is Phase.TRAIN else 0.0)
         ends.append(max(ready.values(), default=0.0))
-    # The growth per round settles to a pattern no longer than the number of jobs; its mean is the
-    # period.
+    # The lengths of the rounds settle to a pattern that repeats after at most as many rounds as
+    # there are jobs. Their mean is the period.
     half = rounds // 2
     return (ends[-1] - ends[half - 1]) / (rounds - half)

@@ -1,6 +1,8 @@
-"""Fixed cyclic orders: on every node phases take turns in one sequence. Execution is then max-plus
-linear: shorter phases make nothing later, so the worst case that admission looked at bounds every
-run (WEAVE 4.3 with one turn per job and cycle; plans may give several).
+"""Fixed cyclic orders: on every node phases take turns in one sequence.
+
+Execution is then max-plus linear: shorter phases make nothing later. So the worst case that
+admission checked bounds every run (WEAVE 4.3 with one turn per job and cycle; a plan may give
+several).
 """
 
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -15,7 +17,9 @@ from slackwater.policy.ordering.round_robin_cycle import plan_round_robin
 
 @dataclass(slots=True)
 class _PhaseTurn:
-    """`skip`: pass over it once, since its job is not at this phase when the order begins."""
+    """A phase's turn on a node. `skip`: skip it once, because its job was not at this phase when
+    the order began.
+    """
 
     job: JobId
     phase: Phase
@@ -24,13 +28,13 @@ class _PhaseTurn:
 
 @dataclass(slots=True)
 class _Cycle:
-    """One node's turns, and the number of the next."""
+    """The turns on one node, and the index of the next one."""
 
     turns: list[_PhaseTurn] = field(default_factory=list)
     next: int = 0
 
     def is_head(self, job: JobId, phase: Phase) -> bool:
-        """Whether the next turn is this one."""
+        """Whether this phase has the next turn."""
         turn = self.turns[self.next]
         while turn.skip:
             turn.skip = False
@@ -48,8 +52,8 @@ class _Cycle:
 
 
 class PlannedOrder:
-    """The turns of a group's plan, or of a round robin, from the point of the cycle at which the
-    members lose least.
+    """Follows the turns of a group's plan, or of a round robin if there is none. It starts at the
+    point of the cycle that delays the members least.
     """
 
     def __init__(self) -> None:

@@ -1,5 +1,7 @@
-"""Whose phase runs next on a group's nodes, by response ratio or arrival. An ordering is a state
-machine beside a group; those that follow a plan are in `planned_order.py` and `work_conserving.py`.
+"""Orderings: which phase runs next on a group's nodes; here by response ratio or by arrival.
+
+An ordering is a state machine that belongs to a group. Those that follow a plan are in
+`planned_order.py` and `work_conserving.py`.
 """
 
 import math
@@ -14,7 +16,9 @@ from slackwater.model.placement import GroupPlan, Phase
 
 @dataclass(frozen=True, slots=True)
 class WaitingPhase:
-    """A phase that wants to run, with its expected length and its setup if it needs a switch."""
+    """A phase that waits for its nodes: since when, its expected length, and its setup time if
+    another job's state is loaded there.
+    """
 
     job: JobId
     phase: Phase
@@ -26,14 +30,15 @@ class WaitingPhase:
 
 @dataclass(frozen=True, slots=True)
 class LoadedJob:
-    """A job of the group whose state is loaded; `next_phase` is the one that it has not begun yet.
+    """A job of the group whose state is loaded. `next_phase` is the phase that it has not begun
+    yet.
 
-    Lengths are worst-case ones on the nodes that it has. `running_s` is how much longer, at worst,
-    what it runs now will take (its sync with it). In `budget_s` it must make the iterations that
-    are left, the running one with them; its clock may not run yet. `leave_s` is what they take on
-    nodes of its own, a move there included; infinite if it cannot count on any. `bound_s` bounds
-    each iteration, of which `iteration_s` have passed in the running one. Each should also keep
-    `target_s`, but no promise depends on that.
+    Lengths are worst cases on the job's nodes. `running_s` is how much longer its present phase can
+    take, including a sync. It must make the iterations left, including the running one, within
+    `budget_s`; `clock_runs` says whether that time has begun. `leave_s` is the time that they take
+    on its own nodes, including the move there; infinite if no own nodes are certain. `bound_s`
+    bounds each iteration; `iteration_s` of the running one have passed. Each iteration should also
+    keep `target_s`, but no SLO depends on that.
     """
 
     job: JobId
@@ -57,22 +62,22 @@ class Ordering(Protocol):
     """Picks the next phase to run in one group."""
 
     def adopt(self, members: Sequence[LoadedJob], plan: GroupPlan | None) -> None:
-        """After a join or a new plan: these jobs take part from now on, in order of admission."""
+        """Order these jobs from now on, in order of admission: after a join or with a new plan."""
 
     def joining_loss_s(
         self, members: Sequence[LoadedJob], plan: GroupPlan | None
     ) -> tuple[float, float]:
-        """For these members: how far one might fall behind beyond its slack, and the cycle's
-        length.
-        """
+        """The worst delay of one of these members beyond its slack, and the length of the cycle."""
 
     def leave(self, job: JobId) -> None:
-        """A job finished, crashed or moved."""
+        """Remove a job that finished, crashed or moved."""
 
     def pick(
         self, waiting: Iterable[WaitingPhase], free: Callable[[WaitingPhase], bool], now_s: float
     ) -> WaitingPhase | None:
-        """The next to run of those whose nodes are all free, or None if all had better wait."""
+        """The next phase to run among those whose nodes are all free, or None if all should
+        wait.
+        """
 
     def record_start(self, job: JobId, phase: Phase, nodes: Sequence[NodeId]) -> None:
         """The body was told to run it."""
@@ -89,7 +94,9 @@ def response_ratio(request: WaitingPhase, now_s: float) -> float:
 
 
 class _PriorityOrder(ABC):
-    """Runs the first by priority that can; one that cannot reserves its nodes."""
+    """Runs the first phase by priority whose nodes are free. A phase that must wait reserves its
+    nodes.
+    """
 
     def __init__(self) -> None:
         self._jobs: set[JobId] = set()
@@ -113,7 +120,7 @@ class _PriorityOrder(ABC):
 
     @abstractmethod
     def _rank(self, request: WaitingPhase, now_s: float) -> tuple[float, JobId]:
-        """The least goes first."""
+        """The sort key; the least goes first."""
 
     def pick(
         self, waiting: Iterable[WaitingPhase], free: Callable[[WaitingPhase], bool], now_s: float

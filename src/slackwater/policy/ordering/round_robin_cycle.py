@@ -1,8 +1,8 @@
-"""The length of one meta-iteration: every job of a group rolls out once and trains once, in order
-of admission on every node (WEAVE 4.3).
+"""The length of one meta-iteration, in which every job of a group rolls out once and trains once,
+in order of admission on every node (WEAVE 4.3).
 
-It settles at a period: the largest ratio, over cycles of the precedence graph, of work to
-meta-iterations spanned.
+Its length settles at a period: the maximum cycle ratio of the precedence graph, which is the work
+on a cycle divided by the number of meta-iterations that it spans.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ TOLERANCE_S = 1e-6
 
 @jit_compile
 def load_s(work: Floats, pins: Ints, members: int) -> float:
-    """Work on the busiest node: the train nodes, or one rollout node."""
+    """The work on the busiest node: the train nodes, or one rollout node."""
     every = 0
     train = 0.0
     for j in range(members):
@@ -42,7 +42,7 @@ def load_s(work: Floats, pins: Ints, members: int) -> float:
 
 @jit_compile
 def longest_solo_s(work: Floats, members: int) -> float:
-    """The longest member's iteration alone."""
+    """The longest iteration of a member running alone."""
     longest = 0.0
     for j in range(members):
         longest = max(longest, work[ROLL_S, j] + work[TRAIN_S, j] + work[SYNC_S, j])
@@ -59,7 +59,9 @@ def _relax(
     cause: Ints,
     wraps: Ints,
 ) -> bool:
-    """One pass over all precedences; whether a start moved. `start_s` has rollouts, then trains."""
+    """Relax all precedences once, as in Bellman-Ford. Return whether a start moved. `start_s` holds
+    all rollouts, then all train phases.
+    """
     moved = False
     for j in range(members):
         for i in range(members):
@@ -89,7 +91,9 @@ def _relax(
 
 @jit_compile
 def _critical_ratio_s(work: Floats, members: int, cause: Ints, wraps: Ints) -> float:
-    """Work over meta-iterations spanned on the cycle that the causes lead into."""
+    """The ratio of work to meta-iterations on the cycle of the `cause` links; -1 if there is
+    none.
+    """
     for first in range(2 * members):
         at = first
         steps = 0
@@ -118,7 +122,7 @@ def _critical_ratio_s(work: Floats, members: int, cause: Ints, wraps: Ints) -> f
 
 @jit_compile
 def round_robin_period_s(work: Floats, pins: Ints, members: int) -> float:
-    """Length of one meta-iteration in the steady state. Members must roll out on rollout nodes."""
+    """The length of one meta-iteration in the steady state. All members must use rollout nodes."""
     period = max(load_s(work, pins, members), longest_solo_s(work, members))
     while True:
         start_s = np.zeros(2 * members)
@@ -139,7 +143,7 @@ def round_robin_period_s(work: Floats, pins: Ints, members: int) -> float:
 
 @jit_compile
 def round_robin_starts_s(work: Floats, pins: Ints, members: int, period_s: float) -> Floats:
-    """Starts of all rollouts, then of all train phases, in a schedule with a feasible period."""
+    """The starts of all rollouts, then of all train phases, for a feasible period."""
     start_s = np.zeros(2 * members)
     cause = np.full(2 * members, -1, np.int64)
     wraps = np.zeros(2 * members, np.int64)
@@ -150,7 +154,7 @@ def round_robin_starts_s(work: Floats, pins: Ints, members: int, period_s: float
 
 
 def plan_round_robin(members: Sequence[LoadedJob]) -> GroupPlan:
-    """One slot per job and phase at worst-case lengths; members stand in order of admission."""
+    """A plan with one slot per job and phase, at worst-case lengths, in order of admission."""
     if any(member.rollout_nodes == member.train_nodes for member in members):
         return _plan_one_after_another(members)
     number: dict[NodeId, int] = {}
@@ -174,7 +178,9 @@ def plan_round_robin(members: Sequence[LoadedJob]) -> GroupPlan:
 
 
 def _plan_one_after_another(members: Sequence[LoadedJob]) -> GroupPlan:
-    """Jobs that roll out on train nodes leave no bubble there: whole iterations take turns."""
+    """A plan in which whole iterations take turns. Jobs that roll out on train nodes leave no idle
+    time there to share.
+    """
     slots: list[PhaseSlot] = []
     at_s = 0.0
     for member in members:

@@ -1,11 +1,11 @@
-"""The work-conserving order: whoever is ready runs, highest response ratio first, as long as every
-member keeps its budget even if all later phases take their worst and follow the plan.
+"""The work-conserving order: any ready phase runs, highest response ratio first, as long as every
+member would keep its budget if all later phases took their worst case and followed the plan.
 
-The invariant: some cut of the plan lets every member keep its budget at worst-case lengths. A phase
-runs out of turn only if that still holds; otherwise the plan's turns bind. Time keeps the
-invariant: phases never exceed their worst, and a fixed order only ever starts earlier. Where
-iterations come near their worst, a phase out of turn must also make none exceed its target by more
-than the plan does.
+The invariant: from some cut of the plan, every member keeps its budget at worst-case lengths. A
+phase runs out of turn only if the invariant still holds after it; otherwise it waits for its turn.
+The passing of time keeps the invariant, because phases never exceed their worst case and under a
+fixed order only ever start earlier. Where iterations come near their worst case, a phase out of
+turn must also not make any iteration exceed its target by more than the plan does.
 """
 
 import math
@@ -24,8 +24,8 @@ from slackwater.policy.ordering.priority import (
 )
 from slackwater.policy.ordering.round_robin_cycle import plan_round_robin
 
-# Taking up a plan in any state costs a member at most a cycle and the phase that runs; another
-# phase may end before the next look.
+# To start following a plan costs a member at most a cycle and the running phase, whatever the
+# state. Another phase may end before the next check.
 _PHASES_LOST = 2.0
 _NO_LOSS_S = 1e-6
 
@@ -33,16 +33,16 @@ LoadedJobsSource = Callable[[float], Sequence[LoadedJob]]
 
 
 class WorkConservingOrder(PlannedOrder):
-    """`standing(now_s)` tells how the members stand at that moment."""
+    """`loaded_jobs(now_s)` returns the state of the members at that time."""
 
-    def __init__(self, standing: LoadedJobsSource) -> None:
+    def __init__(self, loaded_jobs: LoadedJobsSource) -> None:
         super().__init__()
-        self._standing = standing
+        self._loaded_jobs = loaded_jobs
         self._by_ratio = HighestResponseRatio()
         self._plan: GroupPlan | None = None
         self._forecast: PlanForecast | None = None
-        self._forecast_lengths_s: float = 0.0  # the lengths that it was made with
-        self._off_plan = True  # the cycles are not where the members are
+        self._forecast_lengths_s: float = 0.0  # sum of the lengths that it was made with
+        self._off_plan = True  # phases ran out of turn, so the cycles must start again
 
     def adopt(self, members: Sequence[LoadedJob], plan: GroupPlan | None) -> None:
         self._nodes = {m.job: (*m.rollout_nodes, *m.train_nodes) for m in members}
@@ -72,7 +72,7 @@ class WorkConservingOrder(PlannedOrder):
             return None
         if len(self._nodes) == 1:
             return ready[0]
-        members = self._standing(now_s)
+        members = self._loaded_jobs(now_s)
         forecast = self._forecast_for(members)
         targeted = _with_targets(members)
         if not targeted and _all_have_time(forecast, members):
@@ -96,7 +96,7 @@ class WorkConservingOrder(PlannedOrder):
         return None
 
     def _forecast_for(self, members: Sequence[LoadedJob]) -> PlanForecast:
-        """Made anew when members left or their lengths changed."""
+        """The cached forecast; made again when members left or their lengths changed."""
         lengths_s = sum(member.rollout_s + member.train_s for member in members)
         if self._forecast is None or lengths_s != self._forecast_lengths_s:
             self._forecast = _forecast(self._plan, members)
@@ -113,7 +113,9 @@ def _forecast(plan: GroupPlan | None, members: Sequence[LoadedJob]) -> PlanForec
 
 
 def _all_have_time(forecast: PlanForecast, members: Sequence[LoadedJob]) -> bool:
-    """Whether the plan can be taken up in any state, so that no forward run is needed."""
+    """Whether all members could start following the plan in any state, so that no simulation is
+    needed.
+    """
     lost_s = forecast.period_s + _PHASES_LOST * forecast.longest_s
     for member in members:
         if member.bound_s < math.inf or forecast.spare_s(member) < lost_s:
@@ -122,14 +124,14 @@ def _all_have_time(forecast: PlanForecast, members: Sequence[LoadedJob]) -> bool
 
 
 def _with_targets(members: Sequence[LoadedJob]) -> Sequence[LoadedJob]:
-    """The members with their targets as bounds; empty if none has one."""
+    """The members with their targets as bounds; empty if no member has a target."""
     if all(member.target_s == math.inf for member in members):
         return ()
     return [replace(m, bound_s=min(m.bound_s, m.target_s)) for m in members]
 
 
 def _with_phase_started(members: Sequence[LoadedJob], request: WaitingPhase) -> list[LoadedJob]:
-    """How the members would stand with this phase let in."""
+    """The members' state if this phase started now."""
     return [
         _start_phase(member, request.phase) if member.job == request.job else member
         for member in members

@@ -1,5 +1,7 @@
-"""Jobs of 1 to many devices on one fleet: those that have parts of nodes share with jobs that have
-parts of the same size, by any policy, and all rent from the same nodes.
+"""Placement of jobs that need only some devices of a node.
+
+Jobs with equally large parts of nodes share groups, under one policy for each part size. All these
+policies rent from the same stock of nodes.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -13,11 +15,12 @@ from slackwater.policy.placement.grouped import GroupedPlacement
 from slackwater.policy.placement.interface import JobProgress
 from slackwater.policy.placement.rented_nodes import NodeStock, RentedNodes, take_changes_of
 
-Parts = tuple[int, int]  # devices of a rollout node and of a train node
+# How many devices of a rollout node and of a train node a job uses.
+Parts = tuple[int, int]
 
 
 class PlacementBySize:
-    """One policy for each size of parts that jobs have; `make` gives a fresh one over a fleet."""
+    """Keeps one policy for each part size; `make` creates the policy for a view of the fleet."""
 
     def __init__(self, fleet: FleetView, make: Callable[[FleetView], GroupedPlacement]) -> None:
         self._fleet = fleet
@@ -40,7 +43,7 @@ class PlacementBySize:
         return policy
 
     def observe(self, progress: Sequence[JobProgress], waiting: Sequence[JobSpec] = ()) -> None:
-        """How placed jobs stand now, and which jobs want room: each policy hears of its own."""
+        """Pass the progress of placed jobs and the waiting jobs to the policies of their sizes."""
         if len(self._policies) == 1:
             self._policy_of(self._whole).observe(progress, waiting)
             return
@@ -55,7 +58,7 @@ class PlacementBySize:
                 policy.observe(placed.get(parts, ()), wanting.get(parts, ()))
 
     def admission_order(self, waiting: Sequence[JobSpec]) -> Sequence[JobId]:
-        """Each policy orders its own; of its first and another's, the one that came first."""
+        """Merge the orders of all policies; between two of them the earlier arrival goes first."""
         if len(self._policies) == 1:
             return self._policy_of(self._whole).admission_order(waiting)
         places = {spec.job: number for number, spec in enumerate(waiting)}
@@ -79,11 +82,11 @@ class PlacementBySize:
         return answer
 
     def remove(self, job: JobId) -> None:
-        """A job left."""
+        """Forget a job."""
         self._policy_of(self._parts.pop(job)).remove(job)
 
     def revise(self, job: JobId, profile: JobProfile, now_s: float) -> Sequence[Placement]:
-        """A job's lengths have drifted; answers the moves this asks for."""
+        """Take over drifted phase lengths of a job; return the moves that follow."""
         return self._policy_of(self._parts[job]).revise(job, profile, now_s)
 
     def isolate(self, job: JobId, now_s: float) -> Sequence[Placement]:
@@ -91,28 +94,26 @@ class PlacementBySize:
         return self._policy_of(self._parts[job]).isolate(job, now_s)
 
     def rebalance(self, now_s: float, profile: JobProfile | None = None) -> Sequence[Placement]:
-        """Moves that pay, of jobs of one size or of all."""
+        """Return the moves that pay, among jobs of this profile's size or of all sizes."""
         sizes = self._policies if profile is None else (self._fleet.parts(profile),)
         return [
             move for parts in sizes for move in self._policy_of(parts).rebalance(now_s, profile)
         ]
 
     def next_rebalance_s(self, profile: JobProfile, now_s: float) -> float | None:
-        """When a rebalance of jobs of this size has anything to look at."""
+        """When to rebalance jobs of this profile's size, or None."""
         return self._policy_of(self._fleet.parts(profile)).next_rebalance_s(profile, now_s)
 
     def list_rented(self) -> Sequence[NodeId]:
-        """Nodes and parts of nodes that are paid for now, sorted."""
+        """All rented nodes and parts of nodes, sorted within each size."""
         return [node for policy in self._policies.values() for node in policy.list_rented()]
 
     def take_rent_changes(self) -> tuple[Collection[NodeId], Collection[NodeId]]:
-        """Nodes and parts of nodes that are paid for no more and newly, since this was asked
-        last.
-        """
+        """The nodes and parts of nodes released and acquired since the last call."""
         return take_changes_of(self._stocks.values())
 
     def hourly_cost(self) -> float:
-        """What they cost, by their devices."""
+        """The rent of all nodes and parts of nodes."""
         return sum(policy.hourly_cost() for policy in self._policies.values())
 
     def check_integrity(self) -> None:

@@ -1,4 +1,4 @@
-"""Placement policies by the names that scenarios and benches use."""
+"""Placement policies by the names that configuration files and scenarios use."""
 
 from collections.abc import Callable, Mapping
 from typing import Literal
@@ -19,7 +19,7 @@ from slackwater.policy.placement.regrouping import Regrouping
 
 
 class Options:
-    """A policy's own options; what a policy does not know is refused."""
+    """The options of one policy. The policy takes out those that it knows; the rest is an error."""
 
     def __init__(self, policy: str, given: Mapping[str, float]) -> None:
         self._policy = policy
@@ -27,12 +27,12 @@ class Options:
         self._known: list[str] = []
 
     def take_number(self, name: str, default: float) -> float:
-        """Take one out."""
+        """Take out an option."""
         self._known.append(name)
         return self._given.pop(name, default)
 
     def take_integer(self, name: str, default: int) -> int:
-        """Take one out that must be a whole number."""
+        """Take out an option that must be a whole number."""
         value = self.take_number(name, default)
         if value != int(value):
             raise ConfigError.of(f"policy options: {name}", value, "must be a whole number")
@@ -40,11 +40,11 @@ class Options:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Those that the policy asked for."""
+        """The options that the policy knows."""
         return tuple(self._known)
 
     def refuse_unknown(self) -> None:
-        """Refuse what is left."""
+        """Raise an error if an option is left that the policy does not know."""
         for name, value in self._given.items():
             known = ", ".join(self._known) or "none"
             raise ConfigError.of(
@@ -110,7 +110,7 @@ POLICIES: dict[str, Maker] = {
 
 
 def list_options(name: str, fleet: FleetView) -> tuple[str, ...]:
-    """The options that a policy has."""
+    """The names of a policy's options."""
     asked = Options(name, {})
     _find_maker(name)(fleet, asked, 0)
     return asked.names
@@ -119,7 +119,7 @@ def list_options(name: str, fleet: FleetView) -> tuple[str, ...]:
 def make_policy(
     name: str, fleet: FleetView, options: Mapping[str, float] | None = None, seed: int = 0
 ) -> PlacementPolicy:
-    """A fresh policy for jobs of all sizes. `seed` is for those that draw."""
+    """Create a policy for jobs of all sizes. `seed` is for policies that draw random numbers."""
 
     def make(view: FleetView) -> GroupedPlacement:
         given = Options(name, options or {})

@@ -38,11 +38,15 @@ MIN_RELAYOUT_GAIN = 0.07
 MAX_RELAYOUT_LIFE_H = 12.0
 RESTART_RISK_H = 1.0
 MIN_MOVE_GAP_S = 1800.0
-_LAYOUT_WORK = 200  # of all but the fitting, of which 1,000 take some 0.3 ms
+# Search effort of a layout besides fitting its cycles, in the units that `fit_cycle` counts: 1,000
+# of them take about 0.3 ms.
+_LAYOUT_WORK = 200
 
 
 class ConsolidationCandidate(NamedTuple):
-    """A job as a layout sees it; `here` is 1 if it has the train nodes already, with `pins`."""
+    """A job of a possible layout. `here` is 1 if the job is on the train nodes already, with `pins`
+    as its rollout nodes.
+    """
 
     profile: JobProfile
     left: int
@@ -55,8 +59,8 @@ class ConsolidationCandidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupLayout:
-    """Pins, rounds and starts of each candidate, in order, and what the group then costs until it
-    is drained.
+    """The rollout nodes (`pins`) of each candidate, the group's cycle, and the cost of the group
+    until its last job ends.
     """
 
     pins: tuple[int, ...]
@@ -66,8 +70,8 @@ class GroupLayout:
 
 @dataclass(frozen=True, slots=True)
 class Merger:
-    """Jobs that should share the group at `row` under these pins; `gain` is what it saves, restarts
-    paid.
+    """Jobs that should share the group at `row` in this layout. `gain` is the saving after the cost
+    of restarts.
     """
 
     row: int
@@ -77,17 +81,18 @@ class Merger:
 
 
 class Consolidation:
-    """Judges layouts and mergers over a book of groups; changes nothing."""
+    """Evaluates layouts and mergers of groups. It changes no group."""
 
     def __init__(self, registry: GroupRegistry, max_group_size: int) -> None:
         self._registry = registry
         self._most = min(max_group_size, MAX_MERGED_JOBS)
-        self.resting: dict[int, float] = {}  # groups that looks passed over, and until when
-        self.work_left = 0  # that this look may still spend
-        self.costs: dict[int, float] = {}  # of whole groups; whoever changes one clears them
+        # By row: when a group that the search skipped may be looked at again.
+        self.resting: dict[int, float] = {}
+        self.work_left = 0  # search effort that is left in this call
+        self.costs: dict[int, float] = {}  # cache, by row; cleared by whoever changes a group
 
     def group_cost(self, row: int, without: Sequence[JobId] = ()) -> float:
-        """What a group costs until it is drained, if some members leave now."""
+        """The cost of a group until its last job ends, if the members `without` leave now."""
         table, group = self._registry.table, self._registry.groups[row]
         work, pins, cycle_s = table.work[row], table.pins[row], float(table.cycle_s[row])
         if not without:
@@ -105,7 +110,7 @@ class Consolidation:
         return self.costs[row]
 
     def group_cost_in_cycle(self, row: int, cycle: FittedCycle) -> float:
-        """What a group would cost until it is drained in another cycle on the same nodes."""
+        """The cost of a group until its last job ends, if it used another cycle on its nodes."""
         table, group = self._registry.table, self._registry.groups[row]
         count = len(group.jobs)
         work = table.work[row][:, :count].copy()
@@ -125,8 +130,8 @@ class Consolidation:
         train_nodes: int,
         cost_to_beat: float,
     ) -> GroupLayout | None:
-        """The cheapest layout on the group's train nodes (or new ones) that costs less than
-        `cost_to_beat`.
+        """The cheapest layout on the train nodes of the group at `row`, or on new ones if `row` is
+        None. None if no layout costs less than `cost_to_beat`.
         """
         registry = self._registry
         columns = [self._make_column(candidate, train_nodes) for candidate in candidates]
@@ -167,7 +172,7 @@ class Consolidation:
         )
 
     def make_candidate(self, job: JobId, now_s: float, *, here: bool) -> ConsolidationCandidate:
-        """A placed job."""
+        """Describe a placed job."""
         member = self._registry.members[job]
         pins = member.pins if here else 0
         return ConsolidationCandidate(
@@ -183,10 +188,10 @@ class Consolidation:
         )
 
     def find_merger(
-        self, incoming: Sequence[JobId], row: int, now_s: float, cost_to_beat: float = 0.0
+        self, incoming: Sequence[JobId], row: int, now_s: float, gain_to_beat: float = 0.0
     ) -> Merger | None:
-        """Bring jobs of another group into the one at `row` (or none: lay that one out anew), if
-        that gains more than `cost_to_beat`.
+        """The merger that moves jobs of another group into the group at `row`, if it gains more
+        than `gain_to_beat`. Without incoming jobs it changes the layout of that group.
         """
         registry = self._registry
         here = registry.groups[row].jobs
@@ -210,19 +215,21 @@ class Consolidation:
         least = MIN_GAIN_H * registry.worth_per_h(len(group.rollout), train_nodes)
         least += least_gain * before
         layout = self.find_layout(
-            candidates, row, train_nodes, before - after - max(cost_to_beat, least)
+            candidates, row, train_nodes, before - after - max(gain_to_beat, least)
         )
         if layout is None:
             return None
         return Merger(row, jobs, layout, gain=before - after - layout.cost)
 
     def _longest_solo_h(self, jobs: Sequence[JobId]) -> float:
-        """How long the longest of them would take alone."""
+        """The longest remaining time of these jobs if each ran alone."""
         members = [self._registry.members[job] for job in jobs]
         return max(member.left * member.spec.profile.solo_s for member in members) / 3600
 
     def _is_resting(self, job: JobId, now_s: float) -> bool:
-        """Placed or moved lately, or its SLO bears no move now."""
+        """Whether a job must stay: it was placed or moved lately, or its SLO allows no move now. If
+        only time is missing, note in `resting` when its group may be looked at again.
+        """
         member = self._registry.members[job]
         if member.moved_s == now_s:
             return False
@@ -232,8 +239,8 @@ class Consolidation:
         return not member.may_move or now_s < rested_s
 
     def _train_share(self, here: Sequence[JobId], incoming: Sequence[JobId], row: int) -> float:
-        """Part of the train nodes' time that these jobs need at least; above 1 no layout
-        can work.
+        """The share of the train nodes' time that these jobs need at least. Above 1 no layout is
+        feasible.
         """
         registry, share = self._registry, 0.0
         nodes = len(registry.groups[row].train)
@@ -245,31 +252,31 @@ class Consolidation:
 
     def lay_out_with_arrival(
         self,
-        make_arriving_candidate: ConsolidationCandidate,
+        arrival: ConsolidationCandidate,
         row: int,
         now_s: float,
         cost_to_beat: float,
     ) -> GroupLayout | None:
-        """A group on new train nodes for an arriving job and all members of a thin group, who move
-        there.
+        """The layout of a new group for an arriving job and all members of the group at `row`, who
+        move there. Its cost is what it adds to the cost of that group.
         """
         registry = self._registry
         jobs = registry.groups[row].jobs
         if len(jobs) + 1 > self._most or any(self._is_resting(job, now_s) for job in jobs):
             return None
         candidates = [
-            make_arriving_candidate,
+            arrival,
             *(self.make_candidate(job, now_s, here=False) for job in jobs),
         ]
         before = self.group_cost(row)
         layout = self.find_layout(
-            candidates, None, make_arriving_candidate.profile.train_nodes, before + cost_to_beat
+            candidates, None, arrival.profile.train_nodes, before + cost_to_beat
         )
         return None if layout is None else replace(layout, cost=layout.cost - before)
 
 
 def make_arriving_candidate(job: JobSpec, budget_s: float, cap_s: float) -> ConsolidationCandidate:
-    """An arriving job: it takes any nodes without a restart."""
+    """Describe an arriving job, which can take any nodes without a restart."""
     return ConsolidationCandidate(
         profile=job.profile,
         left=job.iterations,
@@ -281,8 +288,8 @@ def make_arriving_candidate(job: JobSpec, budget_s: float, cap_s: float) -> Cons
 
 
 def restart_s(registry: GroupRegistry, job: JobId, now_s: float) -> float:
-    """Time that a move takes from a job: the restart, and half an iteration that is done again on
-    average; none in the instant in which it was placed or moved.
+    """The time that a job loses by a move: the restart, and half an iteration, which on average is
+    repeated. None in the instant in which the job was placed or moved.
     """
     member = registry.members[job]
     profile = member.spec.profile

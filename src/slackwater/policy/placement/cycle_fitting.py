@@ -1,9 +1,9 @@
-"""One cycle for jobs of unlike periods: each makes as many iterations per cycle as its budget asks
-for.
+"""Fit jobs with different periods into one repeating cycle of a group.
 
-A cycle of period P in which job j makes k_j iterations, at worst-case lengths, gives it at most P /
-k_j per iteration on average, whatever the real lengths are: with a fixed order on every node
-shorter phases make nothing later. When every job makes one iteration the round-robin order of
+In a cycle of period P, job j makes k_j iterations (its rounds), as many as its budget needs. Phases
+are planned with their worst-case lengths. So an iteration of job j takes at most P / k_j on
+average, whatever the real lengths are: under a fixed order on every node, shorter phases make
+nothing later. If every job makes one iteration per cycle, the round-robin order of
 `round_robin_cycle` is tried first.
 """
 
@@ -32,14 +32,15 @@ from slackwater.policy.placement.ring import insert_chain
 
 MAX_ROUNDS = 8
 _PERIODS_TRIED = 6
-_CAPPED_PERIODS_TRIED = 16  # caps refuse many that have room
+_CAPPED_PERIODS_TRIED = 16  # caps reject many periods in which all work fits
+# Candidate periods, as multiples of the lower bound.
 _SLACKS = (1.0, 1.05, 1.12, 1.25, 1.4, 1.6)
 
 
 @jit_compile
 def min_rounds(period_s: float, budget_s: float, left: float, longest_s: float) -> int:
-    """Iterations per cycle that bring `left` within `budget_s`, with one cycle and one phase lost
-    at the start; 0 if none do.
+    """The fewest iterations per cycle that finish `left` iterations within `budget_s`, if one cycle
+    and one phase are lost at the start; 0 if not even `MAX_ROUNDS` do.
     """
     cycles = (budget_s - longest_s) / period_s - 1.0
     if cycles * MAX_ROUNDS < left:
@@ -49,7 +50,7 @@ def min_rounds(period_s: float, budget_s: float, left: float, longest_s: float) 
 
 @jit_compile
 def choose_rounds(work: Floats, members: int, period_s: float, longest_s: float) -> bool:
-    """Set every member's rounds at a period; False if one cannot keep its budget."""
+    """Set every member's rounds for a period; False if a member cannot keep its budget."""
     for j in range(members):
         rounds = min_rounds(period_s, work[BUDGET_S, j], work[LEFT, j], longest_s)
         if rounds == 0:
@@ -60,8 +61,8 @@ def choose_rounds(work: Floats, members: int, period_s: float, longest_s: float)
 
 @jit_compile
 def min_cycle_s(work: Floats, pins: Ints, members: int) -> float:
-    """Work per cycle on the busiest node or in the longest chain: no cycle is shorter, and most
-    come near it.
+    """A lower bound on the cycle: the work on the busiest node, or the longest member's iterations
+    one after another. Most fitted cycles come near it.
     """
     busiest = 0.0
     train = 0.0
@@ -90,8 +91,8 @@ def min_cycle_s(work: Floats, pins: Ints, members: int) -> float:
 def _try_round_robin(
     work: Floats, pins: Ints, members: int, period_s: float, starts: Floats
 ) -> bool:
-    """The round-robin order, if every member makes one iteration and it is within the period and
-    the caps.
+    """Use the round-robin order if every member makes one iteration on rollout nodes, and the order
+    keeps the period and the caps. Return whether it does.
     """
     longest_s = period_s
     for j in range(members):
@@ -110,9 +111,11 @@ def _try_round_robin(
 def interleave(
     work: Floats, pins: Ints, members: int, period_s: float, starts: Floats, spent: Ints
 ) -> bool:
-    """Fill `starts[member, phase, round]` with times that repeat every period, or answer False.
+    """Fill `starts[member, phase, round]` with times that repeat every period; False if no schedule
+    is found.
 
-    Times are unrolled: a chain begins in the cycle, and may run beyond its end.
+    A member's iterations form a chain. It begins within the cycle and may run beyond its end, so
+    start times can exceed the period.
     """
     if _try_round_robin(work, pins, members, period_s, starts):
         return True
@@ -146,8 +149,8 @@ def interleave(
 def _shortest_period_s(
     work: Floats, pins: Ints, members: int, period_s: float, starts: Floats, spent: Ints
 ) -> float:
-    """The shortest period, of some up to this one, for which the members' rounds fit, so that they
-    also run no slower than they must; 0 if they fit in none.
+    """The shortest of several periods up to `period_s` in which the members' rounds fit; 0 if none.
+    A shorter period makes all members faster at no cost.
     """
     least = min_cycle_s(work, pins, members)
     for slack in _SLACKS:
@@ -160,8 +163,8 @@ def _shortest_period_s(
 
 @jit_compile
 def _add_round(work: Floats, pins: Ints, members: int, period_s: float) -> bool:
-    """Let the capped member that waits most make one more iteration per period, so that it waits
-    less in each; False if the period has no room for it.
+    """Give one more round to the capped member that is idle most, so that it waits less in each
+    iteration; False if the period has no time for it.
     """
     idlest, least = 0, np.inf
     for j in range(members):
@@ -174,8 +177,8 @@ def _add_round(work: Floats, pins: Ints, members: int, period_s: float) -> bool:
 
 @jit_compile
 def _is_infeasible(work: Floats, pins: Ints, members: int) -> bool:
-    """Whether some node would need more than all its time even if every member just kept its
-    budget.
+    """Whether the members cannot share: one misses its budget even alone, or a node would be busy
+    more than all the time even if every member used up its budget.
     """
     every = 0
     train = 0.0
@@ -202,7 +205,7 @@ def _is_infeasible(work: Floats, pins: Ints, members: int) -> bool:
 
 @jit_compile
 def find_users(node: int, pins: Ints, members: int) -> int:
-    """The members that have a node, a bit each."""
+    """The members that are pinned to a node, as a bit mask."""
     users = 0
     for j in range(members):
         users |= ((pins[j] >> node) & 1) << j
@@ -211,8 +214,8 @@ def find_users(node: int, pins: Ints, members: int) -> int:
 
 @jit_compile
 def _drop_equivalent_nodes(pins: Ints, members: int) -> Ints:
-    """Pins on one node of each set of nodes that the same members have: the others of a gang are
-    busy whenever it is, and fitting them too only takes time.
+    """Keep one node of each set of nodes that the same members use. The others are always busy at
+    the same times, so fitting them again only costs time.
     """
     every = 0
     for j in range(members):
@@ -237,10 +240,11 @@ def _drop_equivalent_nodes(pins: Ints, members: int) -> Ints:
 
 @jit_compile
 def fit_cycle(work: Floats, pins: Ints, members: int, starts: Floats, spent: Ints) -> float:
-    """Find a period, set every member's rounds and its starts; the period, or 0 if none was found.
+    """Find a cycle: set every member's rounds and starts, and return the period, or 0 if there is
+    no cycle.
 
-    Only periods at which some member would need another round if it were any longer are worth a
-    look, those with the most room first. The work that this took is added to `spent`.
+    The candidates are the longest periods for each number of rounds of each member. Those with the
+    smallest load are tried first. The search effort is added to `spent`.
     """
     spent[0] += members * members
     if _is_infeasible(work, pins, members):
@@ -264,7 +268,7 @@ def fit_cycle(work: Floats, pins: Ints, members: int, starts: Floats, spent: Int
     capped = has_caps(work, members)
     for i in order[: _CAPPED_PERIODS_TRIED if capped else _PERIODS_TRIED]:
         choose_rounds(work, members, periods[i], longest)
-        # In a long period iterations are apart, which caps may not bear.
+        # A long period spreads iterations out, which can break caps that a shorter one keeps.
         if not (capped or interleave(work, pins, members, periods[i], starts, spent)):
             continue
         found = _shortest_period_s(work, pins, members, periods[i], starts, spent)
@@ -277,7 +281,7 @@ def fit_cycle(work: Floats, pins: Ints, members: int, starts: Floats, spent: Int
 
 @jit_compile
 def remaining_life_s(work: Floats, members: int, cycle_s: float) -> float:
-    """How long the group's last member will run."""
+    """How long until the group's last member ends."""
     longest = 0.0
     for j in range(members):
         longest = max(longest, work[LEFT, j] * cycle_s / work[ROUNDS, j])
@@ -293,10 +297,11 @@ def drain_cost(
     delay_s: Floats,
     prices: tuple[int, float, float],
 ) -> float:
-    """What a group's nodes cost until its members are done, each node paid for as long as a member
-    needs it; `prices`: how many train nodes, and what a rollout and a train node cost per hour.
+    """The rent of a group's nodes until its members are done; each node is paid for as long as a
+    member needs it. `prices` holds the number of train nodes, and the hourly prices of a rollout
+    and of a train node.
 
-    When a member is done, the cycle of those that stay shrinks to their own work.
+    When a member is done, the cycle shrinks to the work of the others.
     """
     train_nodes, rollout_price, train_price = prices
     rest = work[:, :members].copy()

@@ -1,4 +1,4 @@
-"""Turning a fitted cycle of a group into the plan that its phases follow."""
+"""Turn the fitted cycle of a group into the plan that its phases follow."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,9 @@ from slackwater.policy.placement.iteration_caps import keeps_caps
 
 @dataclass(frozen=True, slots=True)
 class FittedCycle:
-    """Rounds of each member per period, and `starts[member, phase, round]`."""
+    """A repeating schedule: the period, each member's rounds, and `starts[member, phase,
+    round]`.
+    """
 
     period_s: float
     rounds: Floats
@@ -24,7 +26,7 @@ class FittedCycle:
 
 
 def fit_group(registry: GroupRegistry, row: int) -> FittedCycle | None:
-    """A cycle that keeps every member of a group within its budget, or None if none is found."""
+    """Find a cycle that keeps every member of a group within its budget, or None."""
     table = registry.table
     count = int(table.members[row])
     starts = np.zeros((count, 2, MAX_ROUNDS))
@@ -41,7 +43,7 @@ def fit_group(registry: GroupRegistry, row: int) -> FittedCycle | None:
 def adopt_cycle(
     registry: GroupRegistry, row: int, jobs: Sequence[JobId], cycle: FittedCycle
 ) -> None:
-    """Make a cycle of `jobs`, in that order, the plan of their group."""
+    """Make a cycle the plan of a group; its members are `jobs`, in this order."""
     group, work = registry.groups[row], registry.table.work[row]
     slots = []
     for position, job in enumerate(jobs):
@@ -59,8 +61,8 @@ def adopt_cycle(
 
 
 def plan_period_s(registry: GroupRegistry, row: int) -> float:
-    """How long a cycle of the group's plan takes at worst, now that some of its jobs may
-    have left.
+    """The worst-case length of one cycle of the group's plan. It is shorter than the plan's period
+    when jobs have left.
     """
     group, work = registry.groups[row], registry.table.work[row]
     assert group.plan is not None
@@ -70,8 +72,8 @@ def plan_period_s(registry: GroupRegistry, row: int) -> float:
 
 
 def plan_keeps_caps(registry: GroupRegistry, row: int) -> bool:
-    """Whether what is left of a group's plan keeps every iteration within its cap. With a member
-    gone the others run earlier, and not all of them by as much.
+    """Whether a group's plan still keeps every iteration within its cap after a member left. The
+    others then run earlier, but not all by the same time, so a single iteration can grow.
     """
     group, table = registry.groups[row], registry.table
     assert group.plan is not None

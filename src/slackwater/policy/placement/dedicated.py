@@ -1,5 +1,5 @@
-"""Baselines that never share: each job on rollout and train nodes of its own, or all its phases on
-train nodes of its own.
+"""Baselines that never share nodes: a job has its own rollout and train nodes, or runs all phases
+on its own train nodes.
 """
 
 from slackwater.model.job import JobProfile, JobSpec
@@ -21,8 +21,9 @@ class SoloDisaggregated(GroupedPlacement):
 
 
 class CoLocated(GroupedPlacement):
-    """All phases on the job's own train nodes, one after the other, without a sync (WEAVE 6.1,
-    veRL). With `keep_slos` a job whose bound its rollouts there would break has rollout nodes too.
+    """All phases run on the job's own train nodes, one after the other, without a weight sync
+    (WEAVE 6.1, veRL). With `keep_slos` a job that would miss its SLO this way gets rollout nodes
+    too.
     """
 
     name = "colocated"

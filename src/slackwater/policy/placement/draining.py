@@ -1,10 +1,9 @@
-"""When a fleet that is paid for anyway can be done with its jobs, and what that leaves to each of
-them.
+"""Placement rules for an owned fleet: minimize the time at which all jobs are done (the makespan).
 
-On such a fleet nothing is saved by packing; what counts is when the work is done, and the job that
-ends last decides that. So no job may be slowed beyond the moment at which all could be done; those
-that might end last are placed first, then the shortest, for the mean; and while the one that would
-end last of all waits, nobody takes the room that it needs.
+Packing saves no rent on a fleet that is paid for anyway. What counts is when the work is done, and
+the job that ends last decides that. So no job may be slowed down beyond the estimated end of all
+work. Jobs that might end last are placed first, then the shortest, which lowers the mean completion
+time. While the job that would end last is waiting, no other job takes the nodes that it needs.
 """
 
 from collections.abc import Sequence
@@ -13,12 +12,12 @@ from dataclasses import dataclass
 from slackwater.model.ids import JobId
 from slackwater.model.job import JobProfile, JobSpec
 
-# Sharing at the pace of running alone needs a little room, and a change of plan costs a cycle and a
-# phase at worst.
+# Sharing needs a little more time than running alone, and a change of plan costs at most a cycle
+# and a phase.
 _PACE_SHARE = 0.01
 _ITERATIONS_LOST = 2.0
-# Train nodes are never busy all the time; up to here the amount of work may decide after all, and
-# no room is kept.
+# Train nodes are never busy all the time. Unless the longest job takes this many times the total
+# work, the total work may decide the end, and no nodes are reserved for that job.
 _CLEARLY_LONGER = 2.0
 # Among short jobs a second of waiting counts as much as a tenth of a second of work.
 _WORK_OVER_WAITING = 10.0
@@ -37,8 +36,9 @@ class DrainBound:
 def estimate_drain(
     placed: Sequence[tuple[int, JobProfile]], waiting: Sequence[JobSpec], train_nodes: int
 ) -> DrainBound:
-    """For placed jobs (iterations left, profile) and those that wait: what the longest takes alone,
-    or all together on ever busy train nodes, and what it costs to share.
+    """Estimate the end of all work: the longest job alone, or all work on train nodes that are
+    always busy, whichever takes longer, plus the overhead of sharing. `placed` holds the iterations
+    left and the profile of each placed job.
     """
     jobs = [*placed, *((spec.iterations, spec.profile) for spec in waiting)]
     busy_s = sum(left * profile.train_s * profile.train_nodes for left, profile in jobs)
@@ -52,13 +52,13 @@ def estimate_drain(
 
 
 def solo_duration_s(spec: JobSpec) -> float:
-    """How long a job takes on nodes of its own, at worst."""
+    """The worst-case duration of a job on its own nodes."""
     return spec.iterations * spec.profile.solo_s
 
 
 def admission_order(waiting: Sequence[JobSpec], bound_s: float) -> list[JobId]:
-    """First those that need at least half of `bound_s`, and so might end last, the longest before
-    the others; then the shortest. Waiting counts too: nobody is passed over for ever.
+    """First the jobs that need at least half of `bound_s` and so might end last, longest first;
+    then the others, shortest first. Waiting time counts too, so that no job starves.
     """
 
     def rank(spec: JobSpec) -> tuple[bool, float]:

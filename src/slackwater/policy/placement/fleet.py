@@ -10,14 +10,15 @@ from slackwater.model.node import Pool, Role
 from slackwater.model.placement import place_devices, place_on
 from slackwater.model.switching import SwitchCosts
 
-_NEVER_S = 1e15  # past every budget, and still a number that the compiled scans can add to
+# Longer than every budget. Not infinite, because the compiled scans add to it.
+_NEVER_S = 1e15
 _SWITCHING = SwitchCosts()
 
 
 @dataclass(frozen=True, slots=True)
 class MoveCost:
-    """Seconds that a job loses when it is stopped and restarted elsewhere: 197 s at 7B, 419 s at
-    32B (WEAVE 6.6).
+    """The time that a job loses when it restarts on other nodes, by model size: 197 s at 7B, 419 s
+    at 32B (WEAVE 6.6).
     """
 
     base_s: float = 134.84
@@ -27,14 +28,14 @@ class MoveCost:
         check_not_negative("move: ", self, "base_s", "s_per_billion")
 
     def restart_s(self, profile: JobProfile) -> float:
-        """For one job."""
+        """The restart time of one job."""
         return self.base_s + self.s_per_billion * profile.model_billions
 
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """A rollout pool and a train pool, rented node by node up to their limits. Train nodes may be
-    without engines: then nobody's rollouts are placed there.
+    """A rollout pool and a train pool, rented node by node up to their limits. Without
+    `engines_on_train_nodes` no job can roll out on train nodes.
     """
 
     rollout: Pool
@@ -51,13 +52,13 @@ class FleetView:
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:
-        """All that can be rented, by name."""
+        """The names of all nodes."""
         return tuple(
             node for role in (Role.ROLLOUT, Role.TRAIN) for node in self.list_places(role, 0)
         )
 
     def list_places(self, role: Role, devices: int) -> list[NodeId]:
-        """All nodes of a role, or all parts of them with so many devices."""
+        """All nodes of a role, or all their parts with `devices` devices; 0 means whole nodes."""
         pool = self.rollout if role is Role.ROLLOUT else self.train
         nodes = [NodeId(f"{role.value}-{number}") for number in range(pool.max_nodes)]
         whole = pool.node_type.devices
@@ -68,18 +69,18 @@ class FleetView:
 
     @property
     def owned(self) -> bool:
-        """Whether both pools are paid for anyway: then jobs should be done soon, not cheaply."""
+        """Whether both pools are paid for anyway, so that only completion time counts, not rent."""
         return self.rollout.owned and self.train.owned
 
     def parts(self, profile: JobProfile) -> tuple[int, int]:
-        """How many devices of each of its rollout and train nodes a job has."""
+        """How many devices a job uses of each of its rollout nodes and of each train node."""
         return (
             self.rollout.part_devices(profile.rollout_devices),
             self.train.part_devices(profile.train_devices),
         )
 
     def with_parts(self, rollout_devices: int, train_devices: int) -> "FleetView":
-        """The fleet as jobs see it that have so many devices of each of their nodes."""
+        """The fleet for jobs of one part size: its nodes are parts with so many devices."""
         return replace(
             self,
             rollout=self.rollout.with_parts(rollout_devices),
@@ -87,7 +88,7 @@ class FleetView:
         )
 
     def with_node_counts(self, profile: JobProfile) -> JobProfile:
-        """The profile with the nodes, or parts of them, that its devices are."""
+        """Fill in the numbers of nodes of a profile that declares devices."""
         for field, pool in (("rollout", self.rollout), ("train", self.train)):
             devices = getattr(profile, f"{field}_devices")
             if devices:
@@ -96,7 +97,7 @@ class FleetView:
         return profile
 
     def rent_per_h(self, places: Iterable[NodeId]) -> float:
-        """Of nodes and of parts of nodes, by their devices."""
+        """The hourly rent of nodes and parts of nodes; a part costs by its devices."""
         rent = 0.0
         for place in places:
             kind = (self.train if place.startswith(Role.TRAIN) else self.rollout).node_type
@@ -105,40 +106,44 @@ class FleetView:
         return rent
 
     def solo_price_per_h(self, profile: JobProfile) -> float:
-        """Of the nodes, or parts of nodes, that a job needs for itself."""
+        """The hourly rent of a job's own nodes, or parts of nodes."""
         profile, parts = self.with_node_counts(profile), self.parts(profile)
         return self.with_parts(*parts).price_per_h(profile.rollout_nodes, profile.train_nodes)
 
     def price_per_h(self, rollout_nodes: int, train_nodes: int) -> float:
-        """Of so many rented nodes."""
+        """The hourly rent of so many nodes."""
         return (
             rollout_nodes * self.rollout.node_type.price_per_h
             + train_nodes * self.train.node_type.price_per_h
         )
 
     def switch_s(self, profile: JobProfile) -> float:
-        """The part of each phase of a job that brings its state in: as long on any nodes."""
+        """The time in each phase in which the job's state is loaded. It does not depend on the
+        number of nodes.
+        """
         warm_s = self.switching.warm_s(profile.model_billions)
         return min(warm_s, profile.rollout_s, profile.train_s)
 
     def train_s(self, profile: JobProfile, train_nodes: int) -> float:
-        """Train time with the data-parallel degree matched to the nodes."""
+        """The length of a train phase, with data parallelism over `train_nodes` nodes."""
         return self._scale_s(profile, profile.train_s, profile.train_nodes / train_nodes)
 
     def local_rollout_s(self, profile: JobProfile, train_nodes: int) -> float:
-        """Rollout time on train nodes."""
+        """The length of a rollout phase on train nodes."""
         if not self.engines_on_train_nodes:
             return _NEVER_S
         return self._scale_s(profile, profile.rollout_s, self.local_scale(profile, train_nodes))
 
     def _scale_s(self, profile: JobProfile, declared_s: float, scale: float) -> float:
-        """A phase that does `scale` times its work where it runs."""
+        """The length of a phase whose work takes `scale` times as long; loading its state
+        does not.
+        """
         switch_s = self.switch_s(profile)
         return switch_s + (declared_s - switch_s) * scale
 
     def local_scale(self, profile: JobProfile, train_nodes: int) -> float:
-        """How many times longer a rollout's work takes on train nodes: decoding is bound by memory
-        bandwidth.
+        """How much longer a rollout's work takes on train nodes: the ratio of the memory
+        bandwidths, which limit decoding.
         """
         rollout_devices, train_devices = self.parts(profile)
         bandwidth = (
@@ -149,7 +154,7 @@ class FleetView:
         return bandwidth * profile.rollout_nodes / train_nodes
 
     def explain_infeasible(self, profile: JobProfile) -> str | None:
-        """Why a job fits nowhere even on an empty fleet with its own nodes, or None if it does."""
+        """Why a job does not fit even on its own nodes in an empty fleet, or None if it fits."""
         needs = (
             ("rollout", self.rollout, profile.rollout_nodes, profile.rollout_state_gb),
             ("train", self.train, profile.train_nodes, profile.train_state_gb),

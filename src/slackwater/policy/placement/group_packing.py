@@ -1,11 +1,12 @@
 """Group placement: pack each arriving job into the dependency bubbles of an existing group (WEAVE
 4.2, Algorithm 1).
 
-Saturated groups are skipped. In the others the job is packed onto rollout nodes that are paid for
-already, or just enough rollout nodes are added; else it gets a group of its own. A place is valid
-if host memory holds every state pinned to a node and one meta-iteration, at worst-case lengths, is
-within every member's bound. Least marginal cost wins; among equals the largest slack, then the
-oldest group.
+Saturated groups are skipped: those whose busiest node is busy as long as the longest member's
+iteration. In the others the job shares rollout nodes that are rented already, or as few new ones as
+possible are added; otherwise it gets its own group. A place is valid if each node's host memory
+holds the states of all jobs pinned to it, and one meta-iteration at worst-case lengths keeps every
+member's bound. The place with the least marginal cost wins; among equals the one with the largest
+slack, then the oldest group.
 """
 
 import numpy as np
@@ -24,8 +25,8 @@ from slackwater.policy.placement.groups import GroupChoice, choose_isolated
 
 
 class GroupPlacement(GroupedPlacement):
-    """WEAVE's inter-group scheduler. With `colocate` a job that no group takes may have train nodes
-    alone, where its rollouts there are within its bound and cost less.
+    """WEAVE's inter-group scheduler. With `colocate` a job that fits no group may run all phases on
+    train nodes, if that keeps its bound and costs less.
     """
 
     name = "group"
@@ -89,8 +90,8 @@ class GroupPlacement(GroupedPlacement):
         return GroupChoice(int(row), int(pins), 0, 0, Strategy.PACK, reason)
 
     def revise(self, job: JobId, profile: JobProfile, now_s: float) -> tuple[Placement, ...]:
-        """A drifted job stays unless its group is saturated now; then it is admitted anew (WEAVE 5,
-        drift).
+        """Take over drifted phase lengths. If the group is saturated now, the job is placed again
+        (WEAVE 5, drift).
         """
         self.registry.revise(job, profile)
         member = self.registry.members[job]

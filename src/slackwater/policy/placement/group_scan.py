@@ -1,5 +1,5 @@
-"""Scanning all groups for the cheapest valid place of one arriving job (WEAVE 4.2, Algorithm 1,
-lines 3 to 14).
+"""Scan all groups for the cheapest valid place of one arriving job (WEAVE 4.2, Algorithm 1, lines 3
+to 14).
 """
 
 import numpy as np
@@ -25,7 +25,7 @@ from slackwater.policy.placement.arrival import ArrivingJob, ScanLimits
 
 @jit_compile
 def next_combination(mask: int) -> int:
-    """The next larger mask with as many bits."""
+    """The next larger mask with the same number of set bits."""
     low = mask & -mask
     high = mask + low
     return high | (((mask ^ high) >> 2) // low)
@@ -33,7 +33,7 @@ def next_combination(mask: int) -> int:
 
 @jit_compile
 def deposit_bits(choice: int, nodes: int) -> int:
-    """The i-th bit of `choice` moved to the i-th set bit of `nodes`."""
+    """Move the i-th bit of `choice` to the i-th set bit of `nodes`."""
     result = 0
     taken = 0
     node = 0
@@ -104,8 +104,9 @@ def _cheapest_pinning(
     limits: ScanLimits,
     new_max: int,
 ) -> tuple[int, int, float]:
-    """Pinning of the last member with the fewest new nodes: (kept nodes or -1, new nodes,
-    meta-iteration).
+    """The pinning of the last member that needs the fewest new nodes, and among those the shortest
+    meta-iteration. Returns the existing nodes it uses (or -1), the number of new nodes, and the
+    meta-iteration.
     """
     present = count_bits(node_mask)
     wanted = job.rollout_nodes
@@ -144,7 +145,9 @@ def scan_groups(
     job: ArrivingJob,
     limits: ScanLimits,
 ) -> tuple[int, int, int, float]:
-    """Row, kept pins, new rollout nodes and slack of the best place; row -1 if none is valid."""
+    """Row, existing nodes used, new rollout nodes and slack of the best place; row -1 if none is
+    valid.
+    """
     best_row, best_pins, best_new, best_slack = -1, 0, limits.free_rollout_nodes, -np.inf
     trial, pinned = np.zeros((work.shape[1], MAX_MEMBERS + 1)), np.zeros(MAX_MEMBERS + 1, np.int64)
     for row in range(rows):

@@ -1,8 +1,8 @@
-"""Co-execution groups as flat arrays, so that compiled code can scan all of them for every arrival.
+"""Co-execution groups as flat arrays, which compiled code scans for every arrival.
 
-A row is a group; its members keep the order of admission. A group's rollout nodes are bits of a
-mask, and a member's pinning is a sub-mask; the empty pinning means that the member rolls out on the
-group's train nodes.
+A row is a group. Its members are in order of admission. A group's rollout nodes are bits of a mask.
+A member's pinning (`pins`) is the sub-mask of the rollout nodes that it uses; an empty pinning
+means that the member rolls out on the group's train nodes.
 """
 
 import numpy as np
@@ -13,7 +13,9 @@ _FIRST_ROWS = 64
 
 
 class GroupTable:
-    """Columns grow as groups come; rows of dissolved groups are used again, the lowest first."""
+    """The arrays grow with the number of groups. Rows of dissolved groups are reused, lowest
+    first.
+    """
 
     def __init__(self) -> None:
         rows = _FIRST_ROWS

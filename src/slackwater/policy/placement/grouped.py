@@ -1,4 +1,4 @@
-"""What all placement policies that keep co-execution groups have in common."""
+"""The base class of all placement policies that keep co-execution groups."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
@@ -14,7 +14,7 @@ from slackwater.policy.placement.interface import JobProgress
 
 
 class GroupedPlacement(ABC):
-    """Refusals, bookkeeping and departures; a policy says where an arriving job goes."""
+    """Refusals, bookkeeping and departures. A policy adds `_choose`, which picks a job's place."""
 
     name = "grouped"
 
@@ -29,10 +29,10 @@ class GroupedPlacement(ABC):
 
     @abstractmethod
     def _choose(self, job: JobSpec, now_s: float) -> GroupChoice | None:
-        """Where an arriving job goes, or None if the pools have no room for it now."""
+        """Choose the nodes of an arriving job; None if the pools have no free nodes for it now."""
 
     def _explain_infeasible(self, profile: JobProfile) -> str | None:
-        """Why a job can never be placed, or None."""
+        """Why a job can never be placed, or None if it can."""
         return self.fleet.explain_infeasible(profile)
 
     def place(self, job: JobSpec, now_s: float) -> Placement | Refusal:
@@ -59,30 +59,30 @@ class GroupedPlacement(ABC):
         )
 
     def observe(self, progress: Sequence[JobProgress], waiting: Sequence[JobSpec] = ()) -> None:
-        """Note how the placed jobs stand; most policies do not look at who waits."""
+        """Record the progress of placed jobs. Most policies ignore the waiting jobs."""
         del waiting
         self.registry.observe(progress)
 
     def admission_order(self, waiting: Sequence[JobSpec]) -> Sequence[JobId]:
-        """First come, first tried."""
+        """Try jobs in order of arrival."""
         return [spec.job for spec in waiting]
 
     def _budget_s(self, job: JobSpec) -> float:
-        """At most so long may an arriving job take."""
+        """The longest that an arriving job may take."""
         return job.slo * job.iterations * job.profile.solo_s
 
     def remove(self, job: JobId) -> None:
-        """Forget a job; nodes that no one uses are given back."""
+        """Forget a job and give back the nodes that no other job uses."""
         self.registry.remove(job)
 
     def revise(self, job: JobId, profile: JobProfile, now_s: float) -> Sequence[Placement]:
-        """Take over a changed profile; most policies leave the job where it is."""
+        """Take over a changed profile. Most policies do not move the job."""
         del now_s
         self.registry.revise(job, profile)
         return ()
 
     def isolate(self, job: JobId, now_s: float) -> Sequence[Placement]:
-        """Give a placed job nodes of its own; empty if it has them, or if none are free."""
+        """Move a job to its own nodes; no moves if it has them already or if none are free."""
         del now_s
         member = self.registry.members[job]
         if len(self.registry.groups[member.row].jobs) == 1 and member.pins:
@@ -101,20 +101,20 @@ class GroupedPlacement(ABC):
         return ()
 
     def next_rebalance_s(self, profile: JobProfile, now_s: float) -> float | None:
-        """When a rebalance has anything to look at."""
+        """When to rebalance, or None."""
         del profile, now_s
         return None
 
     def list_rented(self) -> Sequence[NodeId]:
-        """Nodes that are paid for now, sorted."""
+        """The rented nodes, sorted."""
         return self.registry.ledger.list_rented()
 
     def take_rent_changes(self) -> tuple[Collection[NodeId], Collection[NodeId]]:
-        """Nodes that are paid for no more and newly, since this was asked last."""
+        """The nodes released and acquired since the last call."""
         return self.registry.ledger.take_changes()
 
     def hourly_cost(self) -> float:
-        """What they cost."""
+        """The rent of all rented nodes."""
         return self.registry.ledger.hourly_cost()
 
     def check_integrity(self) -> None:

@@ -36,16 +36,17 @@ from slackwater.policy.placement.interface import JobProgress
 from slackwater.policy.placement.iteration_caps import iteration_cap_s
 from slackwater.policy.placement.rented_nodes import RentedNodes
 
-# A cycle counts as lost when a plan is taken up, and a phase before it: credit may pay for those.
+# A new plan can cost a job one cycle and the phase before it. Time that a job has saved may pay for
+# that.
 _LOST_CYCLES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class GroupChoice:
-    """Where a job goes: `row` is its group, or None for a new one of `train_nodes` nodes.
+    """The place of a job: `row` is its group, or None for a new group with `train_nodes` nodes.
 
-    `pins` are rollout nodes that the group has, `new_rollout_nodes` are rented for it; with neither
-    it rolls out on train nodes.
+    `pins` are the group's existing rollout nodes that it uses; `new_rollout_nodes` are rented for
+    it. With neither, the job rolls out on the train nodes.
     """
 
     row: int | None
@@ -63,8 +64,8 @@ class GroupChoice:
 
 @dataclass(slots=True)
 class Member:
-    """A placed job, the `index`-th of its group. It has `left` iterations to make in `budget_s` at
-    most.
+    """A placed job: the `index`-th member of the group at `row`. It must make its `left` iterations
+    within `budget_s`.
     """
 
     spec: JobSpec
@@ -77,15 +78,15 @@ class Member:
     reason: str
     moved_s: float = -math.inf  # when it was last placed or moved
     may_move: bool = True
-    overhead_s: float = 0.0  # of each iteration, however long its phases are: its switches and sync
-    share: float | None = None  # of its worst case that its iterations lately took
-    cap_s: float = math.inf  # for `cap_share`
+    overhead_s: float = 0.0  # of each iteration, besides its phases: two switches and the sync
+    share: float | None = None  # recent iteration time over the worst case
+    cap_s: float = math.inf  # cached for `cap_share`
     cap_share: float = -1.0
 
 
 @dataclass(slots=True)
 class Group:
-    """A group's names; its numbers are in the table's row."""
+    """The names of a group's nodes and jobs. Its numbers are in a row of the table."""
 
     group: GroupId
     train: tuple[NodeId, ...]
@@ -100,7 +101,9 @@ def bits(mask: int) -> list[int]:
 
 
 class GroupRegistry:
-    """Keeps groups, members, the table and the ledger in step."""
+    """All groups and members of a policy. It keeps the table and the rented nodes consistent with
+    them.
+    """
 
     def __init__(self, fleet: FleetView) -> None:
         self.fleet = fleet
@@ -108,25 +111,25 @@ class GroupRegistry:
         self.ledger = RentedNodes(fleet)
         self.groups: dict[int, Group] = {}
         self.members: dict[JobId, Member] = {}
-        self.name = "group"  # of groups, before their number
-        # Every look for mergers asks for the same few again and again.
+        self.name = "group"  # prefix of group names
+        # Cached: every search for mergers asks for the same few lengths again and again.
         self.lengths_on_train_nodes_s = lru_cache(4096)(self._lengths_on_train_nodes_s)
-        self._mean_share = 0.0  # of their worst case that iterations take, once some were seen
+        self._mean_share = 0.0  # mean of the members' `share`, once some are known
         self._opened = 0
 
     def _lengths_on_train_nodes_s(self, profile: JobProfile, nodes: int) -> tuple[float, float]:
-        """Of a rollout and of a train phase on so many train nodes."""
+        """Lengths of a rollout phase and of a train phase on so many train nodes."""
         fleet = self.fleet
         return fleet.local_rollout_s(profile, nodes), fleet.train_s(profile, nodes)
 
     def rollout_s(self, profile: JobProfile, train_nodes: int, local: bool) -> float:
-        """Rollout time on its own kind of node, or on the train nodes."""
+        """The length of a rollout phase on rollout nodes, or if `local` on the train nodes."""
         return self.fleet.local_rollout_s(profile, train_nodes) if local else profile.rollout_s
 
     def scan_limits(
         self, max_members: int, cost_to_beat: float, max_work: int = 1 << 40
     ) -> ScanLimits:
-        """What compiled scans must know of the fleet."""
+        """The limits of a scan: free nodes, memory, prices."""
         rollout, train = self.fleet.rollout.node_type, self.fleet.train.node_type
         return ScanLimits(
             max_members=max_members,
@@ -141,36 +144,36 @@ class GroupRegistry:
         )
 
     def admit(self, spec: JobSpec, choice: GroupChoice, budget_s: float) -> Member:
-        """Put a job where a policy chose; rents what is missing."""
+        """Place a job where a policy chose, and rent the missing nodes."""
         member = Member(spec, -1, -1, 0, spec.iterations, budget_s, choice.strategy, choice.reason)
         self._enter(member, choice)
         return member
 
     def cap_s(self, spec: JobSpec, share: float | None = None) -> float:
-        """The longest iteration that a plan may give a job. As long as none was seen it is taken to
-        be like the others.
+        """The longest iteration that a plan may give a job. `share` is its recent iteration time
+        over the worst case; until it is known, the mean of all jobs is assumed.
         """
         return iteration_cap_s(spec, self._mean_share if share is None else share)
 
     def move(self, job: JobId, choice: GroupChoice) -> Member:
-        """Put a job elsewhere. Its progress and budget stay."""
+        """Move a job. Its progress and budget do not change."""
         member = self.members[job]
         self._leave(member, keep_group=choice.row == member.row)
         return self.put_back(job, choice)
 
     def take_out(self, job: JobId) -> None:
-        """Free a job's nodes until `put_back`, so that jobs can change places on a full fleet."""
+        """Free a job's nodes until `put_back`, so that jobs can swap nodes on a full fleet."""
         self._leave(self.members[job])
 
     def put_back(self, job: JobId, choice: GroupChoice) -> Member:
-        """Put a job that was taken out where a policy chose."""
+        """Place a job that was taken out where a policy chose."""
         member = self.members[job]
         member.strategy, member.reason = choice.strategy, choice.reason
         self._enter(member, choice)
         return member
 
     def remove(self, job: JobId) -> None:
-        """Forget a job; nodes that no one uses are given back."""
+        """Forget a job and give back the nodes that no other job uses."""
         self._leave(self.members.pop(job))
 
     def _enter(self, member: Member, choice: GroupChoice) -> None:
@@ -244,27 +247,27 @@ class GroupRegistry:
 
     @staticmethod
     def _forget_slots(group: Group, job: JobId) -> None:
-        """What remains of a plan when a job leaves is still within every bound."""
+        """Remove a job from its group's plan. The rest still keeps every bound."""
         if group.plan is not None:
             slots = tuple(slot for slot in group.plan.slots if slot.job != job)
             group.plan = GroupPlan(group.plan.period_s, slots)
 
     def observe(self, progress: Sequence[JobProgress]) -> None:
-        """Note how jobs stand; those that are not placed are passed over."""
+        """Record the progress of jobs; those that are not placed are ignored."""
         members = self.members
-        placed = [(members[told.job], told) for told in progress if told.job in members]
+        placed = [(members[report.job], report) for report in progress if report.job in members]
         usual = self._mean_share = self._update_shares(placed)
         rows, indices = [], []
         budgets_s, lefts, caps_s = [], [], []
-        for member, told in placed:
+        for member, report in placed:
             share = usual if member.share is None else member.share
             if share != member.cap_share:
                 member.cap_s, member.cap_share = iteration_cap_s(member.spec, share), share
-            left, budget_s = told.iterations_left, told.budget_s
+            left, budget_s = report.iterations_left, report.budget_s
             most_s = (left + _LOST_CYCLES) * member.cap_s
             if most_s < budget_s:
                 budget_s = most_s
-            member.left, member.budget_s, member.may_move = left, budget_s, told.may_move
+            member.left, member.budget_s, member.may_move = left, budget_s, report.may_move
             rows.append(member.row)
             indices.append(member.index)
             budgets_s.append(budget_s)
@@ -275,23 +278,23 @@ class GroupRegistry:
             self.table.work[at[0], column, at[1]] = values
 
     def _update_shares(self, placed: Sequence[tuple[Member, JobProgress]]) -> float:
-        """What their iterations took lately of their worst case, each one's and on average."""
+        """Update each member's `share`; return the mean over all with a known share."""
         shares = []
-        for member, told in placed:
-            if told.rollout_s is not None and told.train_s is not None:
-                lately_s = told.rollout_s + told.train_s + member.overhead_s
+        for member, report in placed:
+            if report.rollout_s is not None and report.train_s is not None:
+                lately_s = report.rollout_s + report.train_s + member.overhead_s
                 member.share = min(lately_s / member.spec.profile.solo_s, 1.0)
                 shares.append(member.share)
         return fmean(shares) if shares else self._mean_share
 
     def cap_budgets(self, budget_s: float) -> None:
-        """No job may take longer than this, whatever its SLO leaves."""
+        """Limit the budgets of all jobs to `budget_s`."""
         for member in self.members.values():
             member.budget_s = min(member.budget_s, budget_s)
             self.table.work[member.row, BUDGET_S, member.index] = member.budget_s
 
     def revise(self, job: JobId, profile: JobProfile) -> None:
-        """Take over a changed profile where the job is; its budget stays."""
+        """Take over a changed profile. The job's nodes and budget do not change."""
         member = self.members[job]
         row, old = member.row, member.spec.profile
         rollout_gb = profile.rollout_state_gb - old.rollout_state_gb
@@ -307,7 +310,7 @@ class GroupRegistry:
         self.table.work[row, ROUNDS, member.index] = rounds
 
     def placement(self, job: JobId) -> Placement:
-        """Where a job is."""
+        """The placement of a job."""
         member = self.members[job]
         group = self.groups[member.row]
         return Placement(
@@ -321,24 +324,24 @@ class GroupRegistry:
         )
 
     def rollout_nodes(self, job: JobId) -> tuple[NodeId, ...]:
-        """Where a job rolls out: nodes of its pinning, or the group's train nodes."""
+        """The nodes on which a job rolls out: its pinned ones, or the group's train nodes."""
         member = self.members[job]
         group = self.groups[member.row]
         return tuple(group.rollout[slot] for slot in bits(member.pins)) or group.train
 
     def placements(self) -> Sequence[Placement]:
-        """Where all jobs are."""
+        """The placements of all jobs."""
         return [self.placement(job) for job in self.members]
 
     def worth_per_h(self, rollout_nodes: int, train_nodes: int) -> float:
-        """Of so many nodes, to a policy that looks for cheap places."""
+        """The value of so many nodes, for comparing places (`RentedNodes.worth_per_h`)."""
         return rollout_nodes * self.ledger.worth_per_h(
             Role.ROLLOUT
         ) + train_nodes * self.ledger.worth_per_h(Role.TRAIN)
 
     def check_integrity(self) -> None:
-        """Every member in one group; memory within nodes; rented exactly what groups hold; pools
-        within limits.
+        """Assert that every member is in one group, states fit into memory, exactly the nodes of
+        the groups are rented, and pools keep their limits.
         """
         held: list[NodeId] = []
         for row, group in self.groups.items():
@@ -376,7 +379,7 @@ class GroupRegistry:
 def choose_isolated(
     registry: GroupRegistry, profile: JobProfile, reason: str
 ) -> GroupChoice | None:
-    """A new group with the nodes that the job declares, or None while they are not free."""
+    """Choose a new group with the nodes that the job declares; None while they are not free."""
     if (
         registry.ledger.free(Role.TRAIN) < profile.train_nodes
         or registry.ledger.free(Role.ROLLOUT) < profile.rollout_nodes

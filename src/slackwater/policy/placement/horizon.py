@@ -1,15 +1,16 @@
 """Horizon placement: fit a job's periodic trace into the free windows of node groups over a cyclic
 horizon (PlexRL 4.3).
 
-The horizon is a ring of 28,800 one-second slots. A job recurs a whole number of times in it, so
-that its period, the horizon over that number, is at least its own cycle and its waiting share is
-within its duty-ratio bound (PlexRL 7.2) and its SLO. It is pinned to a node group at the smallest
-shift at which all its segments fall into free windows, and its whole footprint is subtracted at
-once. A job without a trace (cold start) has nodes of its own until a cycle has been profiled, and
-is then packed anew, by its declared lengths or (`profiled`) by those that were seen.
+The horizon is a ring of 28,800 one-second slots. A job's iteration recurs a whole number of times
+in it. Its period, the horizon divided by that number, is at least its own cycle, and short enough
+that the share of time in which the job waits stays within its duty-ratio bound (PlexRL 7.2) and its
+SLO. The job is pinned to a node group at the smallest shift at which all its segments fall into
+free windows. All its segments are then reserved at once. A job without a trace (cold start) has its
+own nodes until one cycle was profiled. Then it is packed, by its declared lengths or (`profiled`)
+by the measured ones.
 
-Recurrences of jobs on one node group are commensurate: one's number divides the other's, so that
-their windows keep their distance over the whole horizon.
+On one node group the number of recurrences of one job divides that of the other, so that the
+distances of their windows are the same over the whole horizon.
 """
 
 from collections.abc import Sequence
@@ -42,7 +43,9 @@ _NO_WINDOWS: Floats = np.zeros((0, 2))
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A placed job's segments: `times` in the horizon, the first rollout at `shift_s`."""
+    """The segments of a placed job: it recurs `times` times in the horizon, and its first rollout
+    begins at `shift_s`.
+    """
 
     shift_s: float
     times: int
@@ -51,7 +54,7 @@ class Trace:
 
     @property
     def period_s(self) -> float:
-        """Time between two of its iterations."""
+        """The time from one iteration to the next."""
         return HORIZON_S / self.times
 
 
@@ -64,12 +67,11 @@ class _HorizonFit:
 
 
 class HorizonPlacement(GroupedPlacement):
-    """`pack` fills the fullest node group first, `spread` takes free nodes first and then the
-    emptiest group.
+    """`pack` fills the busiest node group first. `spread` takes free nodes first, then the least
+    busy group.
 
-    `waiting_bound` is the largest share of its time that a job may wait; its SLO bounds it too.
-    With `cold_start` arriving jobs have no trace yet; with `profiled` their trace is what was
-    measured.
+    `waiting_bound` is the largest share of time that a job may wait; its SLO is a bound too. With
+    `cold_start` an arriving job has no trace yet. With `profiled` its trace is the measured one.
     """
 
     name = "horizon"
@@ -99,14 +101,14 @@ class HorizonPlacement(GroupedPlacement):
         self._chosen_trace: Trace | None = None
 
     def observe(self, progress: Sequence[JobProgress], waiting: Sequence[JobSpec] = ()) -> None:
-        """Note how jobs stand, and what their phases took."""
+        """Record the progress of jobs and the measured lengths of their phases."""
         super().observe(progress, waiting)
         for standing in progress:
             if standing.rollout_s is not None and standing.train_s is not None:
                 self._measured[standing.job] = (standing.rollout_s, standing.train_s)
 
     def place(self, job: JobSpec, now_s: float) -> Placement | Refusal:
-        """Find nodes for an arriving job, and subtract its footprint from the horizon."""
+        """Find nodes for an arriving job, and reserve its windows in the horizon."""
         placed = super().place(job, now_s)
         if isinstance(placed, Placement):
             self._reserve(job.job)
@@ -138,14 +140,18 @@ class HorizonPlacement(GroupedPlacement):
         return GroupChoice(fit.row, fit.pins, fit.new_nodes, 0, strategy, reason)
 
     def _times(self, job: JobSpec, train_nodes: int) -> tuple[int, int]:
-        """The fewest and the most recurrences that its bounds and its own cycle allow."""
+        """The fewest recurrences that the job's bounds allow, and the most that its cycle
+        allows.
+        """
         profile = job.profile
         cycle_s = profile.rollout_s + profile.train_s_on(train_nodes) + profile.sync_s
         slowest_s = min(job.slo * profile.solo_s, cycle_s / (1 - self._waiting_bound))
         return int(np.ceil(HORIZON_S / slowest_s - 1e-9)), int(HORIZON_S / cycle_s + 1e-9)
 
     def _find_fit(self, job: JobSpec, but: int = -1) -> _HorizonFit | None:
-        """The first node group, in order of preference, into whose windows the job fits."""
+        """The first node group in order of preference into whose free windows the job fits, without
+        the one at row `but`.
+        """
         rows = [row for row in self._candidates(job) if row != but]
         for new_nodes in (0, job.profile.rollout_nodes):
             if new_nodes > self.registry.ledger.free(Role.ROLLOUT):
@@ -157,7 +163,7 @@ class HorizonPlacement(GroupedPlacement):
         return None
 
     def _candidates(self, job: JobSpec) -> list[int]:
-        """Groups with time and memory left on their train nodes, the preferred first."""
+        """The groups with time and memory left on their train nodes, in order of preference."""
         table, profile = self.registry.table, job.profile
         rows = table.rows
         nodes = np.maximum(table.train_nodes[:rows], 1)
@@ -198,13 +204,13 @@ class HorizonPlacement(GroupedPlacement):
         return None
 
     def _gang_is_free(self, trace: Trace, nodes: int) -> bool:
-        """The pool as a whole has so many nodes free in the first window (PlexRL 5.2.1)."""
+        """Whether the pool has `nodes` nodes free in the first train window (PlexRL 5.2.1)."""
         start = int(trace.shift_s + trace.roll_s)
         return self._free.min_free(start, max(int(trace.train_s), 1)) >= nodes
 
     def _pinnings(self, job: JobSpec, row: int, new_nodes: int) -> list[int]:
-        """Rollout nodes of the group to try: the least busy that have memory; none if new ones are
-        rented.
+        """Sets of the group's rollout nodes to try: those with memory, the least busy first. An
+        empty set if new nodes are rented.
         """
         group, profile = self.registry.groups[row], job.profile
         if new_nodes:
@@ -223,8 +229,8 @@ class HorizonPlacement(GroupedPlacement):
         ]
 
     def _busy(self, row: int, pins: int | None) -> Floats:
-        """Busy windows of a group's train nodes, or of the union of some rollout nodes; kept until
-        the group changes.
+        """The busy windows of a group's train nodes (`pins` is None), or the union of those of some
+        rollout nodes. Cached until the group changes.
         """
         kept = self._windows.setdefault(row, {})
         if pins not in kept:
@@ -236,7 +242,7 @@ class HorizonPlacement(GroupedPlacement):
         for job in self.registry.groups[row].jobs:
             trace = self._traces.get(job)
             if trace is None:
-                continue  # Between two footprints: it is about to be fitted anew.
+                continue  # Its windows are released, because it is about to be fitted again.
             if pins is None:
                 start, length = trace.shift_s + trace.roll_s, trace.train_s
             elif self.registry.members[job].pins & pins:
@@ -260,7 +266,7 @@ class HorizonPlacement(GroupedPlacement):
         self._change_footprint(job, trace, -1)
 
     def _change_footprint(self, job: JobId, trace: Trace, sign: int) -> None:
-        """Subtract a footprint from the whole horizon at once (sign -1), or return it."""
+        """Reserve all windows of a job in the horizon (sign -1), or release them (sign 1)."""
         row = self.registry.members[job].row
         nodes = len(self.registry.groups[row].train)
         self._windows.pop(row, None)
@@ -275,14 +281,14 @@ class HorizonPlacement(GroupedPlacement):
         self._change_footprint(job, self._traces.pop(job), 1)
 
     def remove(self, job: JobId) -> None:
-        """Forget a job; its footprint returns to the horizon."""
+        """Forget a job and release its windows."""
         self._release(job)
         self._unprofiled.pop(job, None)
         self._measured.pop(job, None)
         super().remove(job)
 
     def isolate(self, job: JobId, now_s: float) -> Sequence[Placement]:
-        """Give a placed job nodes of its own."""
+        """Move a job to its own nodes."""
         self._release(job)
         moves = super().isolate(job, now_s)
         self._chosen_trace = None
@@ -290,7 +296,9 @@ class HorizonPlacement(GroupedPlacement):
         return moves
 
     def revise(self, job: JobId, profile: JobProfile, now_s: float) -> Sequence[Placement]:
-        """A drifted trace no longer fits where it is: it is fitted anew."""
+        """Take over a drifted profile. Its trace no longer fits its windows, so it is fitted
+        again.
+        """
         self._release(job)
         super().revise(job, profile, now_s)
         self._chosen_trace = None
@@ -337,8 +345,8 @@ class HorizonPlacement(GroupedPlacement):
 
 
 def _commensurate(fewest: int, most: int, resident: set[int]) -> list[int]:
-    """Numbers of recurrences to try, the most first: those that divide every resident's or are
-    divided by it; any, where nobody is.
+    """The numbers of recurrences to try, largest first: each divides the number of every resident
+    job, or is a multiple of it. In an empty group, the largest possible one.
     """
     if not resident:
         return [most] if fewest <= most else []

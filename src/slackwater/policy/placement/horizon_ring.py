@@ -1,5 +1,5 @@
-"""Capacity over a cyclic horizon: free nodes of a pool by the second, and the free windows of one
-node (PlexRL 4.3.1, 5.2.1).
+"""Capacity over a cyclic horizon: the free nodes of a pool in each second, and the free windows of
+a node (PlexRL 4.3.1, 5.2.1).
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ HORIZON_S = 28_800
 def _range_add(
     low: Ints, pending: Ints, node: int, left: int, right: int, a: int, b: int, by: int
 ) -> None:
-    """Add `by` to the seconds [a, b) below `node`, which stands for [left, right)."""
+    """Add `by` to the seconds [a, b) in the subtree of `node`, which covers [left, right)."""
     if a <= left and right <= b:
         low[node] += by
         pending[node] += by
@@ -41,7 +41,7 @@ def _range_min(low: Ints, pending: Ints, node: int, left: int, right: int, a: in
 
 
 class FreeNodes:
-    """How many nodes of a pool are free in each second of the horizon: a range-minimum tree."""
+    """The number of free nodes of a pool in each second of the horizon, as a segment tree."""
 
     def __init__(self, nodes: int, seconds: int = HORIZON_S) -> None:
         self.seconds = seconds
@@ -80,8 +80,8 @@ def _is_window_free(busy: Floats, start: float, end: float) -> bool:
 
 @jit_compile
 def is_free(busy: Floats, start: float, length: float, seconds: float) -> bool:
-    """Whether a window of the ring meets none of the busy ones; `busy` holds sorted (start, end)
-    that do not overlap or wrap.
+    """Whether a window of the ring overlaps no busy one. `busy` holds (start, end), sorted; they do
+    not overlap each other or wrap.
     """
     if len(busy) == 0:
         return True
@@ -96,10 +96,10 @@ def is_free(busy: Floats, start: float, length: float, seconds: float) -> bool:
 def smallest_shift(
     roll_busy: Floats, train_busy: Floats, roll_s: float, train_s: float, times: int, seconds: float
 ) -> float:
-    """The smallest shift at which all of a job's segments, `times` in the horizon, fall into free
+    """The smallest shift at which all segments of a job that recurs `times` times fall into free
     windows; -1 if there is none.
 
-    Only shifts at which a segment begins where a busy window ends can be the smallest.
+    At the smallest shift some segment begins where a busy window ends, so only those are tried.
     """
     period = seconds / times
     ends = np.empty(1 + len(roll_busy) + len(train_busy))
@@ -130,8 +130,8 @@ def smallest_shift(
 def add_busy_windows(
     busy: Floats, start: float, length: float, times: int, seconds: float
 ) -> Floats:
-    """Busy windows after a segment that recurs `times` in the horizon is taken, sorted; windows
-    over the end are split.
+    """Add the windows of a segment that recurs `times` times to the sorted busy windows. A window
+    over the end of the horizon is split.
     """
     starts = (start + np.arange(times) * (seconds / times)) % seconds
     ends = starts + length

@@ -1,8 +1,8 @@
 """The interface of all placement policies: which jobs share which nodes.
 
-A policy is a deterministic state machine without I/O: it names the nodes it rents (`rollout-0`,
-`train-3`, the lowest free number first) and gives them back when no job uses them. Whoever drives
-it compares `list_rented()` before and after.
+A policy is a deterministic state machine without I/O. It names the nodes that it rents
+(`rollout-0`, `train-3`, the lowest free number first) and gives them back when no job uses them.
+`take_rent_changes()` says which nodes changed.
 """
 
 from collections.abc import Collection, Sequence
@@ -16,12 +16,12 @@ from slackwater.model.placement import Placement, Refusal
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """How a placed job stands: what it has still to do, and the time that its SLO leaves for it.
+    """The progress of a placed job: the iterations left, and the time that its SLO leaves for them.
 
-    `budget_s` is the time that its SLO leaves for the `iterations_left` (the running one counts
-    whole), of which it lets others use little of what it won by iterations shorter than declared.
-    `rollout_s` and `train_s` are what its phases took lately on the nodes of its profile, once
-    there were some. It must stay where it is while it is not `may_move`.
+    The running iteration counts as a whole one in `iterations_left`. `budget_s` includes only a
+    small part of the time that the job saved by iterations shorter than declared. `rollout_s` and
+    `train_s` are the recent lengths of its phases on the nodes of its profile; None before there
+    were any. While `may_move` is False the job must stay on its nodes.
     """
 
     job: JobId
@@ -33,29 +33,29 @@ class JobProgress:
 
 
 class PlacementPolicy(Protocol):
-    """Which jobs share which nodes. `revise`, `isolate` and `rebalance` may answer with
-    moves of jobs already placed.
+    """Decides which jobs share which nodes. `revise`, `isolate` and `rebalance` may return moves of
+    placed jobs.
 
-    A placement that carries a plan replaces the plan of its whole group, from now on. A placement
-    on the nodes that its job has already only brings that plan; on others it is a move, and the
-    job's processes restart there. Whoever drives the policy calls `observe` just before each of
-    `place`, `remove`, `revise`, `isolate` and `rebalance`, with the placed jobs of the size of the
-    job that this is about: the others share nothing with it. Answers of one instant may be carried
-    out together, the last of each job.
+    A placement with a plan replaces the plan of its whole group. If its nodes are those that the
+    job has already, nothing else changes; otherwise it is a move, and the job's processes restart
+    on the new nodes. The caller calls `observe` just before each `place`, `remove`, `revise`,
+    `isolate` and `rebalance`, with the progress of the placed jobs of the same part size: other
+    jobs share no nodes with it. The caller may execute all decisions of one instant together; of
+    several placements of a job the last one counts.
     """
 
     @property
     def name(self) -> str: ...
 
     def observe(self, progress: Sequence[JobProgress], waiting: Sequence[JobSpec] = ()) -> None:
-        """How placed jobs stand now (those that are not named stand as told last), and which jobs
-        want room, with the iterations that they have still to make.
+        """Record the progress of placed jobs (of others the last report still holds), and which
+        jobs are waiting, with the iterations that they have left.
         """
         ...
 
     def admission_order(self, waiting: Sequence[JobSpec]) -> Sequence[JobId]:
-        """In which order those that wait (given in order of arrival) are tried when a job
-        has left.
+        """The order in which waiting jobs (given in order of arrival) are tried when a job has
+        left.
         """
         ...
 
@@ -64,43 +64,46 @@ class PlacementPolicy(Protocol):
         ...
 
     def remove(self, job: JobId) -> None:
-        """A job left. Its unshared nodes are given back; a rebalance finds what has become worth
-        while.
+        """Forget a job and give back the nodes that no other job uses. The next rebalance finds
+        moves that pay now.
         """
         ...
 
     def revise(self, job: JobId, profile: JobProfile, now_s: float) -> Sequence[Placement]:
-        """A job's lengths have drifted beyond what it declared; answers the moves this asks for."""
+        """Take over phase lengths that drifted beyond the declared ones; return the moves that
+        follow.
+        """
         ...
 
     def isolate(self, job: JobId, now_s: float) -> Sequence[Placement]:
-        """Give a placed job nodes of its own, since its SLO leaves no time for others; empty if
-        there are none.
+        """Move a job to its own nodes, because its SLO leaves no time for sharing; no moves if none
+        are free.
         """
         ...
 
     def rebalance(self, now_s: float, profile: JobProfile | None = None) -> Sequence[Placement]:
-        """Moves that pay, of jobs of this one's size or of all; asked for after an arrival or a
-        departure, or from time to time. Most policies never move a job.
+        """Return moves that pay, among jobs of this profile's part size or of all sizes. Called
+        after arrivals and departures, and at the times of `next_rebalance_s`. Most policies never
+        move a job.
         """
         ...
 
     def next_rebalance_s(self, profile: JobProfile, now_s: float) -> float | None:
-        """When a rebalance of jobs of this size has anything to look at, if ever: then it is asked
-        for, again and again, so that no decision takes long.
+        """When to rebalance jobs of this profile's part size, or None. A long search is split over
+        several calls, so that no single decision takes long.
         """
         ...
 
     def list_rented(self) -> Sequence[NodeId]:
-        """Nodes that are paid for now, sorted."""
+        """The rented nodes, sorted."""
         ...
 
     def take_rent_changes(self) -> tuple[Collection[NodeId], Collection[NodeId]]:
-        """Nodes that are paid for no more and newly, since this was asked last."""
+        """The nodes released and acquired since the last call."""
         ...
 
     def hourly_cost(self) -> float:
-        """What they cost."""
+        """The rent of all rented nodes."""
         ...
 
     def check_integrity(self) -> None:

@@ -1,13 +1,13 @@
-"""Interleaving: jobs of unlike periods share nodes in one cycle, and pay for it with the time their
-SLO leaves.
+"""Interleaving: jobs with different periods share nodes in one cycle, within the time that their
+SLOs leave.
 
-Of group placement three things are given up, and none of its guarantees: a job makes as many
-iterations per cycle as its bound asks for, not one; a group takes members until the bounds are
-reached, not until it is saturated; and a job's bound is its budget, the time that its SLO leaves
-over the iterations still to make, so that what it ran faster than its bound is credit for sharing
-or for a move. Rollouts may use the train nodes' own bubbles. The place that adds the least cost
-until the group is drained is taken, and jobs of thin groups move when that saves more than the
-restart costs.
+It relaxes group placement in three ways and keeps its guarantees. A job makes as many iterations
+per cycle as its bound needs, not exactly one. A group takes members until their bounds are reached,
+not until it is saturated. A job's bound is its budget, the time that its SLO leaves for the
+iterations left; so time saved by short iterations can be spent on sharing or on a move. Rollouts
+may also run in the idle time of train nodes. An arriving job gets the place that adds the least
+rent until its group's last job ends. Jobs of small groups move together when that saves more than
+the restarts cost.
 """
 
 import math
@@ -45,15 +45,19 @@ from slackwater.policy.placement.merging import execute_merger, sharing_strategy
 
 _MERGERS_PER_SEARCH = 4
 _THIN_GROUPS = 24  # groups that one search looks at
-_FOLLOWERS_TRIED = 6  # groups that could join an arriving job on new nodes: some 0.2 ms each
-# What an arrival may spend on finding its place, and a look for mergers: a few milliseconds each.
+_FOLLOWERS_TRIED = 6  # groups that could join an arriving job on new nodes: about 0.2 ms each
+# Search effort for the place of an arrival, and of one call of the merger search: a few
+# milliseconds each.
 _ARRIVAL_WORK = 8_000
 _SEARCH_WORK = 4_000
 
 
 @dataclass(slots=True)
 class _MergerSearch:
-    """Mergers that are still to be judged, the best so far, and how many may follow at once."""
+    """A search for mergers that several calls share: the pairs of incoming jobs and target group
+    that are left, the groups whose change caused the search, how many mergers it may still execute,
+    and the best merger so far.
+    """
 
     pairs: deque[tuple[tuple[JobId, ...], int]]
     changed: set[int]
@@ -71,14 +75,14 @@ class Interleaving(GroupedPlacement):
         super().__init__(fleet, max_group_size)
         self._consolidation = Consolidation(self.registry, max_group_size)
         self._changed: set[int] = set()
-        self._departed_from: set[int] = set()  # groups that a member has left since
+        self._departed_from: set[int] = set()  # groups that members left since the last rebalance
         self._search: _MergerSearch | None = None
         self._waiting: frozenset[JobId] = frozenset()
         self._drain = DrainBound(np.inf, None)
 
     def observe(self, progress: Sequence[JobProgress], waiting: Sequence[JobSpec] = ()) -> None:
-        """Note how jobs stand. On an owned fleet no budget reaches beyond the time at which all
-        could be done.
+        """Record the progress of jobs. On an owned fleet no budget may reach beyond the estimated
+        end of all work.
         """
         super().observe(progress, waiting)
         self._waiting = frozenset(spec.job for spec in waiting)
@@ -90,7 +94,7 @@ class Interleaving(GroupedPlacement):
             self.registry.cap_budgets(self._drain.bound_s)
 
     def admission_order(self, waiting: Sequence[JobSpec]) -> Sequence[JobId]:
-        """First come, first tried; on an owned fleet those first that might end last, then the
+        """Order of arrival; on an owned fleet first the jobs that might end last, then the
         shortest.
         """
         if not self.fleet.owned:
@@ -113,7 +117,7 @@ class Interleaving(GroupedPlacement):
         return apart if apart and self.fleet.explain_infeasible_local(profile) else None
 
     def place(self, job: JobSpec, now_s: float) -> Placement | Refusal:
-        """Find nodes for an arriving job; its placement brings the group's new cycle."""
+        """Find nodes for an arriving job. Its placement carries the group's new plan."""
         placed = super().place(job, now_s)
         if isinstance(placed, Refusal):
             return placed
@@ -167,7 +171,7 @@ class Interleaving(GroupedPlacement):
     def _cheapest_shared(
         self, job: JobSpec, budget_s: float, cost_to_beat: float
     ) -> tuple[GroupChoice | None, float]:
-        """The group that it joins at the least added cost, if that is below `cost_to_beat`."""
+        """The group that a job joins at the least added cost, if that is below `cost_to_beat`."""
         table, fleet = self.registry.table, self.fleet
         row, pins, new_nodes, cost = scan_cycles(
             table.rows,
@@ -194,8 +198,8 @@ class Interleaving(GroupedPlacement):
     def _cheapest_own_nodes(
         self, profile: JobProfile, left: int, budget_s: float
     ) -> tuple[GroupChoice | None, float]:
-        """Nodes of its own, at the least cost over its life that its budget allows; infinite if
-        none are free.
+        """The job's own nodes, as few as its budget allows at the least cost over its life; None
+        and an infinite cost if they are not free.
         """
         best, best_cost = None, np.inf
         ledger, fleet = self.registry.ledger, self.fleet
@@ -225,17 +229,15 @@ class Interleaving(GroupedPlacement):
         return best, best_cost
 
     def remove(self, job: JobId) -> None:
-        """Forget a job; the next rebalance sees which others should move together."""
+        """Forget a job. The next rebalance looks for mergers of the jobs that stay."""
         row = self.registry.members[job].row
         self._changed.add(row)
         self._departed_from.add(row)
         self.registry.remove(job)
 
     def _replan_without_departed(self, row: int) -> Sequence[Placement]:
-        """After a member left: what remains of the plan is kept, unless it breaks iterations, or a
-        new one saves more than the change may cost.
-
-        One placement tells the group's new plan; no job changes nodes.
+        """Replan a group that a member left, if a new plan saves more than the change may cost, or
+        if the old one breaks a cap. No job changes nodes; one placement carries the new plan.
         """
         registry = self.registry
         group = registry.groups.get(row)
@@ -256,20 +258,22 @@ class Interleaving(GroupedPlacement):
         return (registry.placement(group.jobs[0]),)
 
     def isolate(self, job: JobId, now_s: float) -> Sequence[Placement]:
-        """Give a placed job nodes of its own; empty if it has them, or if none are free."""
+        """Move a job to its own nodes; no moves if it has them already or if none are free."""
         left = self.registry.members[job].row
         moves = super().isolate(job, now_s)
         if moves:
             self._changed.add(left)
             self._fit_plan(self.registry.members[job].row)
-            # Carried out at once, not with the other answers of this instant: it rests from now on.
+            # Executed at once, not with the other decisions of this instant: so another move is not
+            # free, and the job must not move again for a while.
             self.registry.members[job].moved_s = math.nextafter(now_s, math.inf)
         return [self.registry.placement(move.job) for move in moves]
 
     def rebalance(self, now_s: float, profile: JobProfile | None = None) -> Sequence[Placement]:
-        """Merge thin groups, or lay a group out anew, if that saves more than the restarts cost.
+        """Merge small groups, or change the layout of one, if that saves more than the restarts
+        cost.
 
-        A long search continues in the next call (`next_rebalance_s`), unless groups have changed.
+        A long search continues in the next call (`next_rebalance_s`), unless groups change first.
         """
         del profile
         moves = {
@@ -286,30 +290,31 @@ class Interleaving(GroupedPlacement):
         if not is_later:
             self._begin_search(_MERGERS_PER_SEARCH)
         self._consolidation.work_left = _SEARCH_WORK
-        while (look := self._search) is not None and self._consolidation.work_left > 0:
-            if look.pairs:
-                incoming, target = look.pairs.popleft()
-                cost_to_beat = 0.0 if look.best is None else look.best.gain
-                merger = self._consolidation.find_merger(incoming, target, now_s, cost_to_beat)
+        while (search := self._search) is not None and self._consolidation.work_left > 0:
+            if search.pairs:
+                incoming, target = search.pairs.popleft()
+                gain_to_beat = 0.0 if search.best is None else search.best.gain
+                merger = self._consolidation.find_merger(incoming, target, now_s, gain_to_beat)
                 if merger is not None:
-                    look.best, look.best_pair = merger, (incoming, target)
+                    search.best, search.best_pair = merger, (incoming, target)
                 continue
             self._search = None
             self._changed.clear()
-            best = look.best
-            if look.best_pair is not None and is_later:
-                self._consolidation.costs.clear()  # jobs of other sizes may have taken nodes since
-                best = self._consolidation.find_merger(*look.best_pair, now_s)
+            best = search.best
+            if search.best_pair is not None and is_later:
+                # Jobs of other part sizes may have rented nodes since, which changes their worth.
+                self._consolidation.costs.clear()
+                best = self._consolidation.find_merger(*search.best_pair, now_s)
             if best is not None:
                 moves |= self._execute_merger(best, now_s)
-                if look.mergers > 1:
-                    self._begin_search(look.mergers - 1)
+                if search.mergers > 1:
+                    self._begin_search(search.mergers - 1)
                     is_later = False
                 self._changed.clear()
         return [self.registry.placement(job) for job in moves]
 
     def next_rebalance_s(self, profile: JobProfile, now_s: float) -> float | None:
-        """When a rebalance has anything to look at: now, or once a job has rested."""
+        """Now if there is anything to look at, else when the next job may move again."""
         del profile
         if self._departed_from or (self._may_move and (self._changed or self._search)):
             return now_s
@@ -318,7 +323,7 @@ class Interleaving(GroupedPlacement):
 
     @property
     def _may_move(self) -> bool:
-        """On an owned fleet nothing is saved by a move for which nobody waits."""
+        """Whether moves can save anything: on an owned fleet only while jobs are waiting."""
         return not self.fleet.owned or bool(self._waiting)
 
     def _execute_merger(self, merger: Merger, now_s: float) -> dict[JobId, Placement]:
@@ -333,8 +338,8 @@ class Interleaving(GroupedPlacement):
         return moves
 
     def _begin_search(self, mergers: int) -> None:
-        """Every way to bring a thin group, or one of its jobs, into another of which one has
-        changed, and every thin group by itself.
+        """Collect what to try: each small group by itself, and each way to move a small group, or
+        one of its jobs, into another one, if one of the two has changed.
         """
         changed = self._changed | self._consolidation.resting.keys()
         if self._search is not None:
@@ -356,8 +361,8 @@ class Interleaving(GroupedPlacement):
         self._changed = set()
 
     def _thin_rows(self, max_members: int) -> list[int]:
-        """Groups of few members, those that changed first, then those whose train nodes have the
-        most time left.
+        """Rows of the groups with few members: those that changed first, then those whose train
+        nodes have the most idle time.
         """
         table = self.registry.table
         shares = train_shares(table.rows, table.members, table.work, table.pins, max_members)
@@ -369,6 +374,6 @@ class Interleaving(GroupedPlacement):
 
 
 def _movable_subsets(jobs: Sequence[JobId]) -> list[tuple[JobId, ...]]:
-    """Who of a group may come into another one: all, or one of several."""
-    alone = [(job,) for job in jobs] if len(jobs) > 1 else []
-    return [tuple(jobs), *alone]
+    """The sets of a group's jobs that may move into another group: all of them, or a single one."""
+    single = [(job,) for job in jobs] if len(jobs) > 1 else []
+    return [tuple(jobs), *single]

@@ -1,5 +1,5 @@
-"""Scanning all groups for the place of one job that adds the least cost until its group is
-drained.
+"""Scan all groups for the place of one arriving job that adds the least rent until the group's last
+job ends.
 """
 
 import numpy as np
@@ -27,15 +27,17 @@ from slackwater.policy.placement.cycle_fitting import (
 )
 from slackwater.policy.placement.group_scan import count_bits, free_slots, lowest_bits
 
-# Groups that one arrival looks into, those first whose nodes it would keep the shortest.
+# Groups tried for one arrival. First come those whose nodes must be rented the least longer for it.
 _MAX_GROUPS_TRIED = 256
-# Ways to take nodes of one group that it fits exactly, those first that use the idlest nodes.
+# Choices of nodes of one group that are fitted exactly. First come those with the idlest nodes.
 _MAX_PINNINGS_TRIED = 64
 
 
 @jit_compile
 def train_share(work: Floats, pins: Ints, members: int) -> float:
-    """Part of the train nodes' time that the members need at least, each just within its budget."""
+    """The share of the train nodes' time that the members need at least, if each uses up its
+    budget.
+    """
     share = 0.0
     for j in range(members):
         busy = work[TRAIN_S, j] + (work[ROLL_S, j] if pins[j] == 0 else 0.0)
@@ -45,7 +47,7 @@ def train_share(work: Floats, pins: Ints, members: int) -> float:
 
 @jit_compile
 def train_shares(rows: int, members: Ints, work: Floats, pins: Ints, most: int) -> Floats:
-    """`train_share` of every group with at most so many members; infinite for the others."""
+    """`train_share` of every group with at most `most` members; infinite for other groups."""
     shares = np.full(rows, np.inf)
     for row in range(rows):
         if 0 < members[row] <= most:
@@ -63,8 +65,8 @@ def _find_equivalent_nodes(
     job: ArrivingJob,
     limits: ScanLimits,
 ) -> Ints:
-    """The group's nodes that have time and memory for the job, in sets that the same members have;
-    those with the most time first.
+    """The group's rollout nodes with time and memory for the job, as sets of equivalent nodes,
+    which the same members use; the idlest set first.
     """
     sets, users = np.zeros(MAX_ROLLOUT_NODES, np.int64), np.zeros(MAX_ROLLOUT_NODES, np.int64)
     shares = np.zeros(MAX_ROLLOUT_NODES)
@@ -99,8 +101,8 @@ def _find_equivalent_nodes(
 
 @jit_compile
 def _take_first(sizes: Ints, taken: Ints, begin: int, wanted: int) -> bool:
-    """Take so many nodes of the sets from `begin` on, the first ones first; False if they have too
-    few.
+    """Take `wanted` nodes from the sets from `begin` on, as many as possible from the first ones;
+    False if there are too few.
     """
     for i in range(begin, len(sizes)):
         taken[i] = min(sizes[i], wanted)
@@ -110,7 +112,7 @@ def _take_first(sizes: Ints, taken: Ints, begin: int, wanted: int) -> bool:
 
 @jit_compile
 def _take_next(sizes: Ints, taken: Ints) -> bool:
-    """The next way to take as many nodes; False after the last."""
+    """The next choice of the same number of nodes; False after the last."""
     behind = 0
     for i in range(len(sizes) - 1, -1, -1):
         if taken[i] > 0:
@@ -130,7 +132,7 @@ def _cheapest_pinning(
     pins: Ints,
     members: int,
     node_mask: int,
-    like: Ints,
+    node_sets: Ints,
     train_nodes: int,
     wanted: int,
     new: int,
@@ -138,23 +140,23 @@ def _cheapest_pinning(
     starts: Floats,
     spent: Ints,
 ) -> tuple[int, float]:
-    """Cheapest pinning of the last member on `wanted - new` nodes of the group, which are in the
-    sets `like`, and `new` added ones: kept nodes or -1, cost.
+    """The cheapest pinning of the last member on `wanted - new` existing nodes and `new` added
+    ones. Returns the existing nodes (or -1) and the cost.
 
-    Nodes of a set are alike: only how many of each are taken counts.
+    Nodes of one set are equivalent, so only the number taken from each set counts.
     """
     best_kept, best_cost = -1, np.inf
     no_delay, prices = np.zeros(members), (train_nodes, limits.rollout_price, limits.train_price)
-    sizes, taken = np.empty(len(like), np.int64), np.zeros(len(like), np.int64)
-    for i in range(len(like)):
-        sizes[i] = count_bits(like[i])
+    sizes, taken = np.empty(len(node_sets), np.int64), np.zeros(len(node_sets), np.int64)
+    for i in range(len(node_sets)):
+        sizes[i] = count_bits(node_sets[i])
     more = _take_first(sizes, taken, 0, wanted - new)
     for _ in range(_MAX_PINNINGS_TRIED):
         if not more or spent[0] >= limits.max_work:
             break
         kept = 0
-        for i in range(len(like)):
-            kept |= lowest_bits(like[i], taken[i])
+        for i in range(len(node_sets)):
+            kept |= lowest_bits(node_sets[i], taken[i])
         pins[members - 1] = kept | free_slots(node_mask, new)
         cycle = fit_cycle(trial, pins, members, starts, spent)
         if cycle > 0.0:
@@ -176,7 +178,7 @@ def _local_cost(
     starts: Floats,
     spent: Ints,
 ) -> float:
-    """Cost with the last member's rollouts on the train nodes; infinite if that does not fit."""
+    """The cost if the last member rolls out on the train nodes; infinite if that does not fit."""
     last = members - 1
     pins[last] = 0
     trial[ROLL_S, last] = job.local_work_s / train_nodes + job.switch_s
@@ -207,7 +209,9 @@ def _cheapest_way_in(
     starts: Floats,
     spent: Ints,
 ) -> tuple[int, int, float]:
-    """Kept pins or -1, new nodes, and added cost of the best way into one group."""
+    """The cheapest way into one group: the existing nodes used (or -1), the number of new nodes,
+    and the added cost.
+    """
     best_kept, best_new, best_cost = -1, 0, cost_to_beat
     wanted = job.rollout_nodes
     present = count_bits(node_mask)
@@ -221,13 +225,23 @@ def _cheapest_way_in(
         )
         if cost < best_cost:
             best_kept, best_new, best_cost = 0, 0, cost
-    like = _find_equivalent_nodes(trial, pins, members - 1, node_mask, node_gb, job, limits)
+    node_sets = _find_equivalent_nodes(trial, pins, members - 1, node_mask, node_gb, job, limits)
     for new in range(max(wanted - present, 0), min(wanted, limits.free_rollout_nodes) + 1):
         least = extension_cost + new * limits.rollout_price * job.solo_life_h
         if least >= best_cost or present + new > limits.max_rollout_nodes:
             break
         kept, cost = _cheapest_pinning(
-            trial, pins, members, node_mask, like, train_nodes, wanted, new, limits, starts, spent
+            trial,
+            pins,
+            members,
+            node_mask,
+            node_sets,
+            train_nodes,
+            wanted,
+            new,
+            limits,
+            starts,
+            spent,
         )
         if kept >= 0 and cost - current_cost < best_cost - 1e-9:
             best_kept, best_new, best_cost = kept, new, cost - current_cost
@@ -246,8 +260,8 @@ def _extension_costs(
     job: ArrivingJob,
     limits: ScanLimits,
 ) -> Floats:
-    """What a group's train nodes cost at least from its own end to the job's; infinite where the
-    job cannot go.
+    """A lower bound on the added cost, by group: the rent of its train nodes from the end of its
+    own jobs to the end of the arriving job. Infinite where the job does not fit.
     """
     costs = np.full(rows, np.inf)
     for row in range(rows):
@@ -280,17 +294,19 @@ def scan_cycles(
     job: ArrivingJob,
     limits: ScanLimits,
 ) -> tuple[int, int, int, float]:
-    """Row, kept pins, new rollout nodes and added cost of the cheapest place; row -1 if none costs
-    less than `limits.cost_to_beat`.
+    """Row, existing nodes used, new rollout nodes and added cost of the cheapest place; row -1 if
+    none costs less than `limits.cost_to_beat`.
     """
     best_row, best_pins, best_new, best_cost = -1, 0, 0, limits.cost_to_beat
     trial = np.zeros((work.shape[1], MAX_MEMBERS + 1))
     pinned = np.zeros(MAX_MEMBERS + 1, np.int64)
     starts = np.zeros((MAX_MEMBERS + 1, 2, MAX_ROUNDS))
     no_delay, spent = np.zeros(MAX_MEMBERS + 1), np.zeros(1, np.int64)
-    stay = _extension_costs(rows, members, train_nodes, train_gb, work, pins, cycle_s, job, limits)
-    for row in stable_order(stay)[:_MAX_GROUPS_TRIED]:
-        if stay[row] >= best_cost or spent[0] >= limits.max_work:
+    extension = _extension_costs(
+        rows, members, train_nodes, train_gb, work, pins, cycle_s, job, limits
+    )
+    for row in stable_order(extension)[:_MAX_GROUPS_TRIED]:
+        if extension[row] >= best_cost or spent[0] >= limits.max_work:
             break
         count, nodes = members[row], train_nodes[row]
         for column in range(len(trial)):
@@ -301,10 +317,10 @@ def scan_cycles(
         trial[SYNC_S, count], trial[BUDGET_S, count] = job.sync_s, job.budget_s
         trial[LEFT, count], trial[CAP_S, count] = job.left, job.cap_s
         prices = (nodes, limits.rollout_price, limits.train_price)
-        before = drain_cost(trial, pinned, count, cycle_s[row], no_delay, prices)
+        current_cost = drain_cost(trial, pinned, count, cycle_s[row], no_delay, prices)
         kept, new, cost = _cheapest_way_in(
             trial, pinned, count + 1, node_mask[row], node_gb[row], train_gb[row], nodes,
-            stay[row], before, best_cost, job, limits, starts, spent,
+            extension[row], current_cost, best_cost, job, limits, starts, spent,
         )  # fmt: skip
         if kept >= 0:
             best_row, best_pins, best_new, best_cost = row, kept, new, cost

@@ -1,9 +1,8 @@
-"""How long one iteration may be planned to take, and whether a cycle keeps that when its order is
-run.
+"""Caps on the length of a single iteration, and a check whether a cycle keeps them in execution.
 
-A group follows the order of its plan and not the times: each phase begins as soon as its job and
-its nodes are free. So an iteration may end before its time in the cycle, and the next one, which
-begins then, takes longer than between their times.
+A group follows the order of its plan, not the times: each phase begins as soon as its job and its
+nodes are free. So an iteration can end earlier than planned. The next one then begins earlier too,
+but may end at its planned time, and takes longer than the planned times suggest.
 """
 
 import math
@@ -14,21 +13,25 @@ from slackwater.model.job import JobSpec
 from slackwater.policy.columns import CAP_S, ROLL_S, ROUNDS, SYNC_S, TRAIN_S, Floats, Ints
 from slackwater.policy.compiled import jit_compile, stable_order
 
-# Of the declared lengths: jobs whose iterations are much shorter seldom exceed their bound.
+# Share of the declared lengths. Jobs whose iterations are shorter than this seldom miss their
+# bound.
 NEAR_WORST = 0.7
-# The part, as an exponent, of what shorter iterations leave that a plan may use. The rest is for
-# iterations that are longer than lately: at the whole, half of them would exceed their bound.
+# How much of the time saved by short iterations a plan may use, as an exponent. The rest is a
+# margin for iterations that are longer than the recent ones: at 1, half of them would miss their
+# bound.
 PLANNED_SHARE = 1 / 3
-# Of a promised bound: a group may settle in another rhythm of its order than the one looked at.
+# Margin of a bound: execution may settle into another rhythm of the order than the checked one.
 _MARGIN = 0.005
 _TOLERANCE = 1e-9
 
 
 def iteration_cap_s(spec: JobSpec, share: float) -> float:
-    """The longest iteration, at worst-case lengths, that a plan may give a job whose iterations
-    lately took this share of them: its bound, or where that is of the whole job, so much more that
-    an iteration somewhat longer than the last ones is within it. Infinite where those are far from
-    their worst.
+    """The longest iteration, at worst-case lengths, that a plan may give a job. `share` is its
+    recent iteration time over the worst case.
+
+    If the SLO is per iteration, the cap is the bound. If it covers the whole job, the cap exceeds
+    the bound by so much that an iteration somewhat longer than the recent ones still keeps it. If
+    recent iterations are far from their worst case, there is no cap.
     """
     bound_s = spec.slo * spec.profile.solo_s
     if spec.slo_scope == "iteration":
@@ -38,7 +41,7 @@ def iteration_cap_s(spec: JobSpec, share: float) -> float:
 
 @jit_compile
 def _order_phases(work: Floats, members: int, period_s: float, starts: Floats) -> Ints:
-    """The cycle's phases by their start, each as twice its member, and one more if it trains."""
+    """The phases of a cycle by start time. A rollout of member j is 2 j, a train phase 2 j + 1."""
     most, count = starts.shape[2], 0
     at = np.full(2 * members * most, np.inf)
     for j in range(members):
@@ -55,7 +58,7 @@ def _order_phases(work: Floats, members: int, period_s: float, starts: Floats) -
 
 @jit_compile
 def has_caps(work: Floats, members: int) -> bool:
-    """Whether an iteration of a member has a cap."""
+    """Whether any member has a cap."""
     capped = False
     for j in range(members):
         capped = capped or work[CAP_S, j] < np.inf
@@ -64,8 +67,8 @@ def has_caps(work: Floats, members: int) -> bool:
 
 @jit_compile
 def keeps_caps(work: Floats, pins: Ints, members: int, period_s: float, starts: Floats) -> bool:
-    """Whether no iteration of a member takes longer than its cap, at worst-case lengths, once the
-    order has been repeated as often as it takes to settle.
+    """Whether every iteration keeps its cap at worst-case lengths, once the order was repeated
+    until it settled.
     """
     if not has_caps(work, members):
         return True

@@ -1,4 +1,4 @@
-"""Baseline: sharing by fractions of whole jobs, without interleaving their phases."""
+"""Baseline: jobs share nodes by fractions of time, without interleaving their phases."""
 
 from slackwater.model.ids import JobId
 from slackwater.model.job import JobSpec
@@ -10,12 +10,12 @@ from slackwater.policy.placement.groups import GroupChoice, bits, choose_isolate
 
 
 class JobFractions(GroupedPlacement):
-    """Job-level sharing, as Gavel does it, with RL jobs in mind (WEAVE 6.1, Gavel+).
+    """Job-level sharing as in Gavel, adapted to RL jobs (WEAVE 6.1, Gavel+).
 
-    Each job takes the kind of nodes on which its iterations cost least within its bound: rollout
-    and train nodes, or train nodes only. Jobs share nodes by turns of whole jobs: one that
-    tolerates a slowdown of s needs the fraction 1 / s (and the slowdown of its nodes), so nodes are
-    shared when the fractions sum to one at most. Phases are never interleaved.
+    Each job uses the kind of nodes on which its iterations cost least within its bound: rollout and
+    train nodes, or train nodes only. Jobs take turns on nodes as a whole. A job that tolerates the
+    slowdown s needs the fraction 1 / s of the time, more if the nodes themselves are slower. Nodes
+    can be shared while the fractions sum to at most 1.
     """
 
     name = "gavel"

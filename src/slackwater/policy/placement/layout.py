@@ -1,9 +1,8 @@
-"""The cheapest way for a few jobs to share one group's train nodes: who rolls out where, and in
-which cycle.
+"""The cheapest layout of a few jobs in one group: where each job rolls out, and in which cycle.
 
-All ways are tried: each job's rollouts on the train nodes, or on rollout nodes that it has alone or
-shares. A job whose nodes change is moved; the restart is taken from its budget and added to its
-life.
+All layouts are tried: each job rolls out on the train nodes, on its own rollout nodes, or on
+rollout nodes that it shares. A job whose nodes change must restart; the time of the restart is
+taken from its budget and added to its duration.
 """
 
 import numpy as np
@@ -29,8 +28,8 @@ from slackwater.policy.placement.cycle_fitting import (
 )
 from slackwater.policy.placement.group_scan import count_bits, free_slots, lowest_bits
 
-# Rows of `jobs`, one column per job. HERE says that the job has the group's train nodes already,
-# with the pins given.
+# Rows of `jobs`; each column is a job. HERE is 1 if the job is on the group's train nodes already,
+# with the given pins.
 (
     REMOTE_S,
     LOCAL_S,
@@ -49,8 +48,8 @@ from slackwater.policy.placement.group_scan import count_bits, free_slots, lowes
 
 @jit_compile
 def next_partition(block: Ints, jobs: int) -> bool:
-    """The next way to divide jobs into blocks, block 0 being the train nodes; False after
-    the last.
+    """The next partition of the jobs into blocks that share nodes; block 0 rolls out on the train
+    nodes. False after the last.
     """
     for j in range(jobs - 1, -1, -1):
         highest = 0
@@ -67,8 +66,8 @@ def next_partition(block: Ints, jobs: int) -> bool:
 def pin_blocks(
     jobs: Floats, current: Ints, block: Ints, count: int, node_mask: int, pins: Ints
 ) -> int:
-    """Give every block nodes: those that a member has already, else new ones. Answers how many are
-    new.
+    """Assign rollout nodes to every block: those that a member has already, else new ones. Return
+    the number of new nodes.
     """
     claimed = 0
     added = 0
@@ -136,7 +135,7 @@ def _fill_work(
 def _least_cost(
     work: Floats, pins: Ints, count: int, delay_s: Floats, train_nodes: int, limits: ScanLimits
 ) -> float:
-    """Cost if no job ever waited for another: no cycle makes the layout cheaper."""
+    """A lower bound on the cost of a layout: no job ever waits for another."""
     longest = 0.0
     every = 0
     for j in range(count):
@@ -178,8 +177,8 @@ def fit_layout(
     starts: Floats,
     spent: Ints,
 ) -> float:
-    """The cycle of jobs under given pins: its period (0 if there is none), rounds in `work`, and
-    starts.
+    """Fit a cycle for jobs with the given pins. Return its period, or 0 if there is none; write its
+    rounds to `work` and its starts to `starts`.
     """
     count = jobs.shape[1]
     _fill_work(jobs, current, pins, count, work, delay_s)

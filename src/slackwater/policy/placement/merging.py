@@ -1,5 +1,5 @@
-"""Carrying out a merger: jobs of another group come into one, on nodes that it has or that are
-rented for them.
+"""Execute a merger: jobs of another group move into a group, on its nodes or on newly rented
+ones.
 """
 
 from slackwater.model.ids import JobId
@@ -10,10 +10,10 @@ from slackwater.policy.placement.groups import GroupChoice, GroupRegistry, bits
 
 
 def execute_merger(registry: GroupRegistry, merger: Merger, now_s: float) -> list[JobId]:
-    """Move whoever the layout moves, and take up its cycle; the jobs that change nodes.
+    """Move the jobs whose nodes change, and adopt the layout's cycle. Return the moved jobs.
 
-    A layout names nodes that are not there yet by free bits; `real` says which bit each of them
-    got.
+    A layout names new nodes by bits that are free in the group. `real` maps each of its bits to the
+    bit that the rented node got.
     """
     row = merger.row
     real = {1 << slot: 1 << slot for slot in registry.groups[row].rollout}
@@ -40,7 +40,7 @@ def execute_merger(registry: GroupRegistry, merger: Merger, now_s: float) -> lis
 
 
 def sharing_strategy(pins: int, new_nodes: int) -> Strategy:
-    """How a job came into a group: on its rollout nodes, on new ones, or on its train nodes."""
+    """How a job joins a group: on its rollout nodes, on new ones, or on its train nodes."""
     if new_nodes:
         return Strategy.SCALE
     return Strategy.PACK if pins else Strategy.COLOCATE

@@ -1,4 +1,4 @@
-"""Baselines that share without looking at the SLO: a random group, and the most idle one (WEAVE
+"""Baselines that share nodes and ignore SLOs: a random group, and the most idle group (WEAVE
 6.5).
 """
 
@@ -15,8 +15,8 @@ from slackwater.policy.placement.groups import GroupChoice, bits, choose_isolate
 
 class _NaivePlacement(GroupedPlacement):
     def _rows_with_memory(self, job: JobSpec) -> list[int]:
-        """Groups with memory for one more, on their train nodes and on enough of their rollout
-        nodes.
+        """Rows of the groups with memory for the job on their train nodes and on enough of their
+        rollout nodes.
         """
         table, fleet, profile = self.registry.table, self.fleet, job.profile
         rows = []
@@ -38,7 +38,7 @@ class _NaivePlacement(GroupedPlacement):
 
 
 class RandomPlacement(_NaivePlacement):
-    """A random group that has the memory (or a new one), and random nodes in it. Seeded."""
+    """A random group with enough memory, or a new one, and random nodes in it. Seeded."""
 
     name = "random"
 
@@ -59,8 +59,8 @@ class RandomPlacement(_NaivePlacement):
 
 
 class MostIdlePlacement(_NaivePlacement):
-    """The group with the largest share of idle time, and the most idle nodes in it; a new one only
-    if none has memory.
+    """The group with the largest share of idle time, and its most idle nodes; a new group only if
+    no group has enough memory.
     """
 
     name = "most_idle"
@@ -76,7 +76,7 @@ class MostIdlePlacement(_NaivePlacement):
         return self._join(row, nodes[: job.profile.rollout_nodes], "the most idle group")
 
     def _idle_share(self, row: int) -> float:
-        """Of the group's node time in one meta-iteration."""
+        """The share of the group's node time that is idle in one meta-iteration."""
         table, group = self.registry.table, self.registry.groups[row]
         work, pins, count = table.work[row], table.pins[row], len(group.jobs)
         cycle_s = max(load_s(work, pins, count), longest_solo_s(work, count))

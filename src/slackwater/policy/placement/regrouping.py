@@ -1,13 +1,13 @@
-"""Dynamic regrouping: group placement that looks for the best grouping of all jobs anew every hour
+"""Dynamic regrouping: group placement that searches for a better grouping of all jobs every hour
 (WEAVE 6.6, the drift baseline).
 
-The paper searches by brute force, which no one can do for a running fleet's twenty jobs; here the
-best of many orders of admission is taken, without charging the time of the search. A new grouping
-is taken up if it saves more than its restarts cost.
+The paper searches by brute force, which is not feasible for the twenty jobs of a running fleet.
+Here the best of many orders of admission is taken, and the search time is not charged. A new
+grouping is adopted if it saves more than its restarts cost.
 
-A grouping bounds iterations, so a restart breaks a job's SLO unless what its iterations took less
-than their bound pays for it. With `keep_slos` only groupings are looked at in which all that move
-can pay.
+A grouping bounds iterations only, so a restart breaks a job's SLO unless its earlier iterations
+saved enough time. With `keep_slos` a grouping is adopted only if all jobs that move have saved
+enough.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,13 +24,13 @@ from slackwater.policy.placement.group_packing import GroupPlacement
 from slackwater.policy.placement.groups import GroupChoice, bits
 from slackwater.policy.placement.interface import JobProgress
 
-# What a cheaper grouping is expected to last.
+# How long a cheaper grouping is expected to last.
 _EXPECTED_LIFE_H = 4.0
 _ROLES = (Role.ROLLOUT, Role.TRAIN)
 
 
 class Regrouping(GroupPlacement):
-    """Moves whatever it takes, once an hour."""
+    """Regroups all jobs every `every_s`, by the best of `orders` random orders of admission."""
 
     name = "regrouping"
 
@@ -53,12 +53,12 @@ class Regrouping(GroupPlacement):
         self._budgets_s: dict[JobId, float] = {}
 
     def observe(self, progress: Sequence[JobProgress], waiting: Sequence[JobSpec] = ()) -> None:
-        """Note what the jobs' SLOs leave."""
+        """Record the progress of jobs and the budgets that their SLOs leave."""
         super().observe(progress, waiting)
-        self._budgets_s = {told.job: told.budget_s for told in progress}
+        self._budgets_s = {report.job: report.budget_s for report in progress}
 
     def rebalance(self, now_s: float, profile: JobProfile | None = None) -> Sequence[Placement]:
-        """The best grouping found, if the hour has come and it pays."""
+        """The moves to the best grouping found, if it is time to search and the grouping pays."""
         del profile
         if now_s < self._next_s:
             return ()
@@ -77,7 +77,7 @@ class Regrouping(GroupPlacement):
         return ()
 
     def _can_pay(self, job: JobId) -> bool:
-        """Whether it keeps its SLO after a restart even if all its iterations take their bound."""
+        """Whether a job keeps its SLO after a restart even if all iterations take their bound."""
         member = self.registry.members[job]
         bound_s = member.left * member.spec.slo * member.spec.profile.solo_s
         return self._budgets_s.get(job, bound_s) - self._restart_s(member.spec.profile) >= bound_s
@@ -116,7 +116,7 @@ class Regrouping(GroupPlacement):
         lost = sum(self._restart_cost(job) for job in moving)
         if (self.hourly_cost() - target.hourly_cost()) * _EXPECTED_LIFE_H <= lost:
             return ()
-        for job in moving:  # all before any enters: the fleet may have no spare nodes
+        for job in moving:  # take out all before placing any: the fleet may have no spare nodes
             self.registry.take_out(job)
         for row, group in target.registry.groups.items():
             for job in group.jobs:
@@ -130,12 +130,12 @@ class Regrouping(GroupPlacement):
         return price * self._restart_s(profile) / 3600
 
     def _restart_s(self, profile: JobProfile) -> float:
-        """What it takes, and the iteration that is done again."""
+        """The time of a restart, with the iteration that is repeated."""
         return self.fleet.move.restart_s(profile) + profile.solo_s
 
     def _assign_hosts(self, target: GroupPlacement) -> dict[int, "_Host"]:
-        """For every target group the one that it grows out of, those with most to keep first; no
-        group serves two.
+        """For every target group the existing group that it is made from. Groups in which most jobs
+        stay are assigned first, each at most once.
         """
         found = [
             (row, self._try_host(target, row, host))
@@ -152,7 +152,7 @@ class Regrouping(GroupPlacement):
         return {row: hosts.get(row, _Host(None, {}, set())) for row in target.registry.groups}
 
     def _try_host(self, target: GroupPlacement, row: int, host: int) -> "_Host":
-        """Who could stay in group `host` if it became the target group."""
+        """Find which jobs could stay in group `host` if it became the target group."""
         made = _Host(host, {}, set())
         if self.registry.table.train_nodes[host] != target.registry.table.train_nodes[row]:
             return made
@@ -184,8 +184,8 @@ class Regrouping(GroupPlacement):
 
 @dataclass(slots=True)
 class _Host:
-    """The group that a target group grows out of: its row, its slots by target slot, and who stays
-    there as pinned.
+    """The existing group that a target group is made from: its row (None for a new group), its
+    slots by target slot, and the jobs that stay on their nodes.
     """
 
     row: int | None
@@ -194,7 +194,7 @@ class _Host:
 
 
 def _agrees(slots: dict[int, int], pairs: dict[int, int]) -> bool:
-    """Whether more pairs keep the mapping one to one."""
+    """Whether the mapping stays one to one with more pairs."""
     merged = slots | pairs
     return all(slots.get(key, value) == value for key, value in pairs.items()) and len(
         set(merged.values())

@@ -1,4 +1,4 @@
-"""Which nodes, and parts of nodes, are rented: names, limits and cost."""
+"""The rented nodes and parts of nodes: names, limits and cost."""
 
 import heapq
 from collections.abc import Collection, Iterable
@@ -12,16 +12,17 @@ from slackwater.policy.placement.fleet import FleetView
 
 @cache
 def _free_starts(free: int, whole: int, part: int) -> tuple[int, ...]:
-    """Where a part of a node could begin, if these of its devices are free."""
+    """The first devices of all parts of size `part` that fit into the free devices of a node."""
     wanted = (1 << part) - 1
     return tuple(first for first in range(0, whole, part) if free >> first & wanted == wanted)
 
 
 class NodeStock:
-    """The nodes of one pool: which are free, and which devices of those that are divided.
+    """The nodes of one pool: which are free, and for nodes divided into parts, which devices are
+    free.
 
-    A whole node is the one with the lowest number, so that the same decisions give the same names;
-    a part is one of the divided node with the fewest free devices.
+    `take` picks the whole node with the lowest number, so that equal decisions give equal names. It
+    picks a part of the divided node with the fewest free devices.
     """
 
     def __init__(self, pool: Pool) -> None:
@@ -31,19 +32,19 @@ class NodeStock:
         self._returned: list[int] = []
         self._highest = 0
         self._free_nodes = pool.max_nodes
-        self._divided: dict[int, int] = {}  # a bit for each free device
-        self._parts: dict[int, int] = {}  # by size: free ones of divided nodes
+        self._divided: dict[int, int] = {}  # by number of a divided node: bits of its free devices
+        self._parts: dict[int, int] = {}  # by part size: how many are free in divided nodes
         self.used = 0  # devices
-        self.released: set[NodeId] = set()  # given back, and newly taken, since anyone asked
+        self.released: set[NodeId] = set()  # both since the last `take_changes_of`
         self.acquired: set[NodeId] = set()
 
     @property
     def used_share(self) -> float:
-        """Of all devices."""
+        """The share of all devices that is in use."""
         return self.used / (self._nodes * self._whole)
 
     def free(self, part: int) -> int:
-        """How many parts of a size could be taken."""
+        """How many parts of a size (or whole nodes) can be taken."""
         if part == self._whole:
             return self._free_nodes
         if part not in self._parts:
@@ -52,7 +53,7 @@ class NodeStock:
         return self._parts[part] + self._free_nodes * (self._whole // part)
 
     def take(self, part: int) -> NodeId:
-        """Rent one; the caller has asked `free` first."""
+        """Rent a part or a whole node. The caller must check `free` first."""
         place = self._take(part)
         (self.released.remove if place in self.released else self.acquired.add)(place)
         return place
@@ -73,7 +74,7 @@ class NodeStock:
         return place_on(self._name_node(number), first, part)
 
     def give_back(self, place: NodeId) -> None:
-        """It is free again."""
+        """Stop renting a node or a part."""
         (self.acquired.remove if place in self.acquired else self.released.add)(place)
         number = int(node_of(place).rsplit("-", 1)[1])
         devices = place_devices(place)
@@ -95,7 +96,7 @@ class NodeStock:
         return self._highest - 1
 
     def _set_free_devices(self, number: int, free: int) -> None:
-        """Other devices of a divided node are free; one that is wholly free is divided no more."""
+        """Set the free devices of a divided node. A node with all devices free is whole again."""
         before, whole = self._divided.pop(number, 0), (1 << self._whole) - 1
         now = 0 if free == whole else free
         if free != whole:
@@ -113,8 +114,8 @@ class NodeStock:
 
 
 class RentedNodes:
-    """What is rented of one fleet: nodes, or parts of the size that `fleet` has, of `stocks` that
-    others may rent from too.
+    """What one policy rents: nodes, or parts of the size that `fleet` has. Several policies may
+    rent from the same `stocks`.
     """
 
     def __init__(self, fleet: FleetView, stocks: dict[Role, NodeStock] | None = None) -> None:
@@ -125,15 +126,15 @@ class RentedNodes:
         self._count = {Role.ROLLOUT: 0, Role.TRAIN: 0}
 
     def free(self, role: Role) -> int:
-        """Nodes of a role that could still be rented."""
+        """How many nodes of a role can still be rented."""
         return self._stocks[role].free(self._pools[role].node_type.devices)
 
     def count(self, role: Role) -> int:
-        """Nodes of a role that are rented."""
+        """How many nodes of a role are rented."""
         return self._count[role]
 
     def rent(self, role: Role, nodes: int) -> list[NodeId]:
-        """Take so many; the caller has asked `free` first."""
+        """Rent nodes. The caller must check `free` first."""
         assert nodes <= self.free(role), (
             f"{nodes} {role} nodes asked for, {self.free(role)} are free"
         )
@@ -143,34 +144,34 @@ class RentedNodes:
         return names
 
     def give_back(self, node: NodeId) -> None:
-        """Stop paying for a node."""
+        """Stop renting a node."""
         role = self._rented.pop(node)
         self._count[role] -= 1
         self._stocks[role].give_back(node)
 
     def list_rented(self) -> list[NodeId]:
-        """Sorted by role and number."""
+        """The rented nodes, by role and number."""
         return sorted(self._rented, key=lambda node: (self._rented[node], *_order(node)))
 
     def take_changes(self) -> tuple[Collection[NodeId], Collection[NodeId]]:
-        """Nodes of its stocks that are paid for no more and newly, since this was asked last."""
+        """The nodes of its stocks released and acquired since the last call."""
         return take_changes_of(self._stocks.values())
 
     def worth_per_h(self, role: Role) -> float:
-        """What a node is worth to a policy: its price; of an owned pool less, the more of its nodes
-        nobody uses.
+        """What a node is worth when policies compare places: its price. In an owned pool, the price
+        times the share of devices in use.
         """
         pool = self._pools[role]
         in_use = self._stocks[role].used_share if pool.owned else 1.0
         return pool.node_type.price_per_h * in_use
 
     def hourly_cost(self) -> float:
-        """Of all rented nodes."""
+        """The rent of all rented nodes."""
         return self._fleet.price_per_h(self._count[Role.ROLLOUT], self._count[Role.TRAIN])
 
 
 def take_changes_of(stocks: Iterable[NodeStock]) -> tuple[Collection[NodeId], Collection[NodeId]]:
-    """Nodes that are paid for no more and newly, since this was asked last."""
+    """The nodes of these stocks released and acquired since the last call."""
     released, acquired = set[NodeId](), set[NodeId]()
     for stock in stocks:
         released |= stock.released

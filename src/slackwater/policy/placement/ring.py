@@ -1,9 +1,9 @@
-"""Time as a ring: which windows of a repeating cycle are free on a group's nodes, and where phases
-fit into them.
+"""Fit phases into the free windows of a repeating cycle on a group's nodes. Time is a ring.
 
-Row 0 is the train nodes (they run every phase together), row i + 1 is rollout node i. A job's
-iterations are a chain of rollout, train and sync; each phase takes the first free window on its
-nodes after the phase before it (interval fitting, PlexRL 4.3 and 5.2).
+Row 0 of the arrays is the train nodes, which run each phase together; row i + 1 is rollout node i.
+`at` and `length` hold the busy windows of each row, `count` their number. A job's iterations are a
+chain of rollout, train and sync; each phase takes the first free window on its nodes after the
+phase before it (interval fitting, PlexRL 4.3 and 5.2).
 """
 
 import numpy as np
@@ -17,10 +17,10 @@ from slackwater.policy.ordering.round_robin_cycle import TOLERANCE_S
 def first_fit_on_node_s(
     at: Floats, length: Floats, count: int, period_s: float, from_s: float, need_s: float
 ) -> float:
-    """Earliest start from `from_s` on at which one node is free for `need_s`; infinite if there is
-    none in a period.
+    """The earliest start from `from_s` on at which one node is free for `need_s`; infinite if there
+    is none within a period.
 
-    Windows are disjoint, and sorted by where in the ring they begin.
+    The windows do not overlap, and are sorted by their start in the ring.
     """
     if count == 0:
         return from_s
@@ -56,7 +56,9 @@ def first_fit_s(
     from_s: float,
     need_s: float,
 ) -> float:
-    """Earliest start at which all pinned nodes are free together; no pins mean the train nodes."""
+    """The earliest start at which all pinned nodes are free together; no pins mean the train
+    nodes.
+    """
     if pins == 0:
         return first_fit_on_node_s(at[0], length[0], count[0], period_s, from_s, need_s)
     start = from_s
@@ -89,7 +91,7 @@ def occupy(
     start_s: float,
     need_s: float,
 ) -> None:
-    """Take a window on all pinned nodes."""
+    """Reserve a window on all pinned nodes; no pins mean the train nodes."""
     node = 0
     while node == 0 or pins >> (node - 1):
         if (node == 0 and pins == 0) or (node > 0 and (pins >> (node - 1)) & 1):
@@ -116,8 +118,8 @@ def fit_chain_s(
     from_s: float,
     starts: Floats,
 ) -> float:
-    """Fit `rounds` iterations from `from_s` on into `starts`; how long they take, infinite if more
-    than a period.
+    """Fit `rounds` iterations from `from_s` on and write their starts. Return how long they take,
+    infinite if more than a period.
     """
     ready = from_s
     alone_s = work[ROLL_S, job] + work[TRAIN_S, job] + work[SYNC_S, job]
@@ -152,8 +154,8 @@ def insert_chain(
     period_s: float,
     starts: Floats,
 ) -> bool:
-    """Take windows for a job's chain at the shift that leaves it the least waiting (micro-shift);
-    False if none fits.
+    """Reserve windows for a job's chain at the shift with the least waiting (micro-shift); False if
+    no shift fits.
     """
     trial = np.zeros_like(starts)
     work_s = rounds * (work[ROLL_S, job] + work[TRAIN_S, job] + work[SYNC_S, job])

@@ -1,4 +1,4 @@
-"""Ends seeding by a forecast of the step's end; `seeding.py` has RLBoost's window."""
+"""Seeding that ends by a forecast of the step's end. RLBoost's fixed window is in `seeding.py`."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -15,13 +15,13 @@ from slackwater.policy.rollout.seeding import (
 
 @dataclass(frozen=True, slots=True)
 class BalancedFinish:
-    """Stop seeding when going on would not bring the step's end any nearer.
+    """Stop seeding when more of it would not end the step earlier.
 
-    The end is forecast for stopping now and a little later, from the turns left, the lengths seen
-    and the step times measured, so that a change of instances counts at once; `fallback` decides
-    until enough is known. A trainer that waits takes part again when that saves more than switching
-    costs. Without `seeds` all turns go to remote instances; without `remembers` every step begins
-    as the first.
+    The step's end is forecast for stopping now and for stopping later, from the turns left, the
+    response lengths seen and the step times measured. So a change in the number of instances counts
+    at once. `fallback` decides until enough is known. A waiting trainer's devices roll out again
+    when that saves more than switching costs. Without `seeds` all turns go to remote instances.
+    Without `remembers` nothing is learned from earlier steps.
     """
 
     fallback: AdaptiveWindow = field(default_factory=AdaptiveWindow)
@@ -49,10 +49,10 @@ class BalancedFinish:
         if not self.seeds:
             return "no seeding" if view.remote_joined else None
         if view.remote_ready == 0 or view.remote_ready < self.ready_share * view.remote_joined:
-            return None  # most still pull their weights
+            return None  # most instances still pull weights
         if view.forecast is None or len(view.remaining) == 0:
-            few = 2 * view.remote_joined < view.local_engines  # too few to carry on alone
-            early = 2 * view.turns_left > view.turns  # nor is there much to train on yet
+            few = 2 * view.remote_joined < view.local_engines  # too few to finish the step alone
+            early = 2 * view.turns_left > view.turns  # there is little to train on yet
             return None if few or early else self.fallback.stop_reason(state, view)
         now_s = self._end_s(view, view.forecast, 0.0, self.switch_s)
         later_s = min(self._end_s(view, view.forecast, h, self.switch_s) for h in self.horizons_s)
@@ -74,7 +74,7 @@ class BalancedFinish:
             for horizon_s in self.horizons_s
         )
         saved_s = without_s - with_s
-        # Besides the switches, what moves there and back is prefilled twice.
+        # Besides the switches, turns that move there and back are prefilled twice.
         enough_s = 2 * self.switch_s + self.resume_share * without_s
         return f"saves {saved_s:.0f} of {without_s:.0f} s" if saved_s > enough_s else None
 
@@ -90,13 +90,17 @@ class BalancedFinish:
         return replace(learned, train_tokens_per_s=rate, pace=self._pace(state, times))
 
     def _pace(self, state: SeedingState, times: StepTimes) -> float:
-        """Raised if the trainer waited longer than `wait_share` of the step: forecast too early."""
+        """The pace factor of the next step's forecast. It rises if the trainer waited for more than
+        `wait_share` of the step, because then the forecast ended seeding too early.
+        """
         share = times.trainer_wait_s / max(times.step_s, 1e-9)
-        gain = 2.5 if times.steady else 1.25  # instances that came or went explain part of it
+        gain = 2.5 if times.steady else 1.25  # changes of instances explain part of the wait
         return min(max(state.pace * math.exp(gain * (share - self.wait_share)), 0.7), 2.0)
 
     def most_remote(self, state: SeedingState, view: SeedingView) -> int | None:
-        """As many as the last step filled; more while one more shortens the forecast by `worth`."""
+        """As many instances as the last step kept busy, and more while each further one shortens
+        the forecast by the share `worth`.
+        """
         least = self.fallback.most_remote(state, view)
         if view.forecast is None or len(view.remaining) == 0 or least is None:
             return least
@@ -118,7 +122,7 @@ class BalancedFinish:
 
     @staticmethod
     def _end_s(view: SeedingView, forecast: Forecast, seed_s: float, switch_s: float) -> float:
-        """When the step ends if local engines go on for `seed_s` and then give way."""
+        """When the step ends if the local engines roll out for another `seed_s` and then stop."""
         turns, done = view.remaining, 0.0
         if seed_s:
             together = view.remote_joined + view.local_engines

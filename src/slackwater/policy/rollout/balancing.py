@@ -11,7 +11,7 @@ from slackwater.policy.rollout.step_time import StepTime
 
 @dataclass(frozen=True, slots=True)
 class TurnMove:
-    """Take up to `count` turns from `source` to `target`: pending ones, or running ones."""
+    """Move up to `count` turns from `source` to `target`: running ones or pending ones."""
 
     source: InstanceId
     target: InstanceId
@@ -21,14 +21,16 @@ class TurnMove:
 
 @dataclass(frozen=True, slots=True)
 class EngineKnowledge:
-    """What was learned on line: the batch beyond which more gains little, and what a step takes."""
+    """What was learned about the engines: `plateau`, the batch size beyond which throughput hardly
+    grows, and the time of a step.
+    """
 
     plateau: int | None = None
     step_time: StepTime | None = None
 
 
 class BalancingPolicy(Protocol):
-    """Looks at the fleet now and then, and may move turns."""
+    """Called from time to time; returns the turns to move between instances."""
 
     def plan_moves(
         self, loads: Sequence[InstanceLoad], known: EngineKnowledge
@@ -37,7 +39,7 @@ class BalancingPolicy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NoBalancing:
-    """Baseline: turns stay where they were sent."""
+    """Baseline: turns are never moved."""
 
     def plan_moves(
         self, loads: Sequence[InstanceLoad], known: EngineKnowledge
@@ -47,9 +49,10 @@ class NoBalancing:
 
 @dataclass(frozen=True, slots=True)
 class FillIdle:
-    """RLBoost: pending turns go one by one from the fullest instance to one without any until that
-    is saturated; if none is pending, running ones beyond the plateau go from the busiest to an idle
-    one. The paper's monitor loops; one call here carries its loop on until it would rest.
+    """RLBoost: pending turns move one by one from the fullest instance to one without pending
+    turns, until that is saturated. If no turn is pending, the running turns beyond the plateau move
+    from the busiest instance to an idle one. One call does what the paper's monitor loop does until
+    it finds nothing more to move.
     """
 
     def plan_moves(
@@ -83,7 +86,7 @@ class FillIdle:
             if pending[source] == 0:
                 break
             if room[target] <= 0 or space[target] < context[source]:
-                del room[target]  # saturated: the next would queue up
+                del room[target]  # saturated: the next turn would queue there
                 continue
             moved[source, target] = moved.get((source, target), 0) + 1
             pending[source] -= 1
@@ -107,12 +110,14 @@ class FillIdle:
 
 @dataclass(frozen=True, slots=True)
 class EvenSteps:
-    """Shorten the slowest instance's step, with which a step ends.
+    """Make the decode steps of all instances equally long, since the slowest instance ends the RL
+    step.
 
-    Pending turns go wherever they can run. Running turns move from the longest step to the shortest
-    while these differ by more than `tolerance`; how many follows from the step's cost per turn and
-    context token. Idle instances are the extreme case: spreading the last turns shortens their
-    steps. `most_moves` a pair and `pairs` pairs bound the prefills.
+    Pending turns move to instances that can run them now. Running turns move from the instance with
+    the longest decode step to the one with the shortest, while these differ by more than
+    `tolerance`. Their number follows from the cost of a step per turn and per context token. Idle
+    instances are the extreme case: spreading the last turns shortens their steps. `pairs` pairs of
+    instances, and `most_moves` turns for each, limit the prefill work of one call.
     """
 
     tolerance: float = 0.15
@@ -174,5 +179,7 @@ class EvenSteps:
 
 
 def _can_receive(load: InstanceLoad) -> bool:
-    """Whether it could take more at once; a lent instance may have no memory now."""
+    """Whether an instance can start more turns now. A borrowed one may have no memory at the
+    moment.
+    """
     return not load.pending and load.in_flight < load.max_running and load.kv_tokens > 0

@@ -36,7 +36,7 @@ POLICIES: Mapping[str, Mapping[str, type]] = {
 
 
 def decode_policy(decision: str, table: object, at: str) -> Any:
-    """The policy for a decision: its name, or a table with its name and its parameters."""
+    """Create the policy that `table` names: a name, or a table with the name and parameters."""
     given = {"name": table} if isinstance(table, str) else table
     if not isinstance(given, Mapping) or "name" not in given:
         raise ConfigError.of(at, table, 'must be a name, or a table with name = "..."')

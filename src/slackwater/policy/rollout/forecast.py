@@ -1,4 +1,4 @@
-"""Forecasts the end of the remaining turns and of the step from learned lengths and step times."""
+"""Forecast when the remaining turns and the step end, from learned lengths and step times."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,9 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class RemainingTurns:
-    """Of unfinished turns: the tokens still to make (drawn from the length law) and the context."""
+    """Unfinished turns: the tokens that each will still generate (drawn from `ResponseLengths`),
+    and its context.
+    """
 
     left_tokens: Floats
     context_tokens: Floats
@@ -23,7 +25,7 @@ class RemainingTurns:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Predictions for turns spread evenly over alike instances."""
+    """Predicts turns that are spread evenly over equal instances. `pace` scales the step time."""
 
     step: StepTime
     kv_tokens: int
@@ -32,7 +34,7 @@ class Forecast:
     pace: float = 1.0
 
     def finish_times_s(self, turns: RemainingTurns, instances: int) -> tuple[Floats, Floats]:
-        """When each turn ends and how many tokens it then has, shortest first."""
+        """When each turn ends and how many response tokens it has then, shortest turn first."""
         order = np.argsort(turns.left_tokens, kind="stable")
         left, context = turns.left_tokens[order], turns.context_tokens[order]
         alive = np.arange(len(left), 0, -1, dtype=np.float64)
@@ -43,7 +45,8 @@ class Forecast:
 
     def _steps_s(self, turns: Floats, context: Floats, instances: int) -> Floats:
         batch, held = turns / instances, context / instances
-        crowding = np.maximum(held / self.kv_tokens, 1.0)  # what does not fit takes turns
+        # Turns whose contexts do not fit run one after another.
+        crowding = np.maximum(held / self.kv_tokens, 1.0)
         model = self.step
         batch, held = np.maximum(batch / crowding, 1.0), held / crowding
         shared = model.base_s + model.per_turn_s * batch + model.per_token_s * held
@@ -53,7 +56,7 @@ class Forecast:
     def advance(
         self, turns: RemainingTurns, instances: int, seconds: float
     ) -> tuple[RemainingTurns, float]:
-        """The turns left after so many seconds, and the tokens of those that ended."""
+        """The turns left after `seconds`, and the response tokens of the turns that ended."""
         if len(turns) == 0:
             return turns, 0.0
         alive = np.array([float(len(turns))])
@@ -68,7 +71,7 @@ class Forecast:
     def step_end_s(
         self, turns: RemainingTurns, instances: int, ready_tokens: float, trainer_free_s: float
     ) -> float:
-        """When the trainer has trained on everything, if it may begin at `trainer_free_s`."""
+        """When the trainer has trained on all responses, if it can begin at `trainer_free_s`."""
         rate = self.train_tokens_per_s
         if len(turns) == 0:
             return trainer_free_s + ready_tokens / rate

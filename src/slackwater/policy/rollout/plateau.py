@@ -1,19 +1,19 @@
-"""Learns the batch size at which an engine's throughput stops growing (RLBoost 4.2.1)."""
+"""Learn the batch size at which an engine's throughput stops growing (RLBoost 4.2.1)."""
 
 _WEIGHT = 0.2  # of a new observation
 _ENOUGH = 0.9  # of the best rate
 
 
 class ThroughputProfile:
-    """Decode rate by batch size, in buckets of powers of two; the moving average follows the growth
-    of contexts within a step.
+    """The decode rate by batch size, in buckets of powers of two. A moving average follows the rate
+    as contexts grow within a step.
     """
 
     def __init__(self) -> None:
         self._rate_by_bucket: dict[int, float] = {}
 
     def observe(self, batch: int, tokens_per_s: float) -> None:
-        """One measurement: `batch` turns ran and made that many tokens a second."""
+        """Record that a batch of `batch` turns generated `tokens_per_s`."""
         if batch <= 0 or tokens_per_s <= 0:
             return
         bucket = batch.bit_length()
@@ -23,7 +23,7 @@ class ThroughputProfile:
         )
 
     def plateau(self) -> int | None:
-        """The smallest batch with nearly the best rate; None until two sizes have been seen."""
+        """The smallest batch with nearly the best rate; None until two buckets were measured."""
         if len(self._rate_by_bucket) < 2:
             return None
         wanted = _ENOUGH * max(self._rate_by_bucket.values())

@@ -1,4 +1,4 @@
-"""The distribution of response lengths, and the rest that an unfinished response still has."""
+"""The distribution of response lengths, and how much longer an unfinished response may get."""
 
 from collections import deque
 
@@ -19,7 +19,7 @@ class ResponseLengths:
         return len(self._lengths)
 
     def observe(self, tokens: int) -> None:
-        """One more response ended."""
+        """Record the length of a response that ended."""
         self._lengths.append(tokens)
         if len(self._lengths) % 64 == 0:
             self._sorted = None
@@ -29,11 +29,11 @@ class ResponseLengths:
         return float(self._table().mean()) if self._lengths else 0.0
 
     def sample_remaining(self, made: NDArray[np.float64]) -> NDArray[np.float64]:
-        """A likely rest for each turn that has `made` tokens, spread evenly over the lengths above
-        it.
+        """Draw the remaining tokens of each turn, given that it has `made` tokens already.
 
-        The i-th turn takes the (i * golden ratio mod 1) quantile of its conditional law. Where too
-        little is known, the rest is about as long as what was made.
+        The i-th turn takes the (i * golden ratio mod 1) quantile of its conditional distribution,
+        so that the draws are spread evenly and deterministic. Where too few lengths are known, the
+        rest is about as long as what was made.
         """
         table = self._table()
         share = np.modf(np.arange(1, len(made) + 1) * 0.6180339887498949)[0]

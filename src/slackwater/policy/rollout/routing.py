@@ -1,5 +1,5 @@
-"""Where a turn goes (ROSE 4.3; RLBoost Algorithm 2, SELECTINSTANCE), and baselines. Pure; ties are
-broken by id.
+"""Routing of turns to instances (ROSE 4.3; RLBoost Algorithm 2, SELECTINSTANCE), and baselines.
+Ties are broken by id.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,9 @@ from slackwater.policy.rollout.working_set import ContextGrowth, Tokens, empty_w
 
 @dataclass(slots=True)
 class TurnNeed:
-    """One turn to place. `affine` served the trajectory's last turn; `resident`: the trajectory is
-    in its working set; `growth` is the job's law of context growth; `sequence` counts submissions.
+    """A turn to place. `affine` is the instance that served the trajectory's last turn; `resident`
+    says whether the trajectory is in the working set there. `growth` predicts how contexts of the
+    job grow. `sequence` counts submissions.
     """
 
     turn: TurnId
@@ -28,7 +29,9 @@ class TurnNeed:
 
     @property
     def expected_tokens(self) -> Tokens:
-        """What the trajectory is expected to hold as contexts grow; few decisions ask."""
+        """The cache that the trajectory is expected to need as it grows. Computed on demand,
+        because few decisions need it.
+        """
         if self._expected is None:
             growth = self.growth
             self._expected = (
@@ -41,7 +44,9 @@ class TurnNeed:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Go to `instance` now; or wait: for `bound_to` if nothing else will do, else for anyone."""
+    """Send the turn to `instance` now. Without one it waits: for `bound_to` only, or for any
+    instance.
+    """
 
     instance: InstanceId | None = None
     bound_to: InstanceId | None = None
@@ -51,8 +56,9 @@ WAIT = Destination()
 
 
 class RoutingPolicy(Protocol):
-    """Chooses among instances that hold the turn's weights and may serve its job, own ones first.
-    `started_first`: waiting turns of started trajectories go before those of new ones.
+    """Chooses among the instances that hold the turn's weights and may serve its job; owned
+    instances are listed first. `started_first`: waiting turns of started trajectories precede those
+    of new ones.
     """
 
     @property
@@ -61,7 +67,7 @@ class RoutingPolicy(Protocol):
     def place(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Destination: ...
 
     def can_take(self, need: TurnNeed, load: InstanceLoad) -> bool:
-        """Whether this one instance may take the turn now (asked when it has room again)."""
+        """Whether this instance may take the turn now. Called when it has free slots again."""
 
 
 def find_affine(need: TurnNeed, eligible: Sequence[InstanceLoad]) -> InstanceLoad | None:
@@ -72,7 +78,7 @@ def find_affine(need: TurnNeed, eligible: Sequence[InstanceLoad]) -> InstanceLoa
 
 @dataclass(frozen=True, slots=True)
 class RoundRobinRouting:
-    """Baseline: the next instance in order, whatever its load."""
+    """Baseline: the next instance in order, regardless of its load."""
 
     started_first: bool = False
 
@@ -88,7 +94,9 @@ class RoundRobinRouting:
 
 @dataclass(frozen=True, slots=True)
 class ShortestQueue:
-    """RLBoost: the fewest pending, at most `pending_limit` (Theta) anywhere; else wait."""
+    """RLBoost: the instance with the fewest pending turns. If all have `pending_limit` (Theta),
+    wait.
+    """
 
     pending_limit: int = 8
     started_first: bool = False
@@ -107,8 +115,8 @@ class ShortestQueue:
 
 @dataclass(frozen=True, slots=True)
 class PinnedTrajectory:
-    """Baseline of ROSE 6.4: a trajectory stays where its first turn went until that instance is
-    gone; first turns are dealt out in turn.
+    """Baseline of ROSE 6.4: a trajectory stays on the instance of its first turn until that is
+    lost. First turns are assigned round robin.
     """
 
     started_first: bool = False
@@ -130,7 +138,9 @@ class PinnedTrajectory:
 
 @dataclass(frozen=True, slots=True)
 class LeastLoaded:
-    """Turn-wise: the least loaded own instance with room, else the least loaded other one."""
+    """Each turn goes to the least loaded owned instance with free slots, else to the least loaded
+    other one.
+    """
 
     started_first: bool = False
 
@@ -148,7 +158,9 @@ class LeastLoaded:
 
 @dataclass(frozen=True, slots=True)
 class CacheAffine:
-    """ROSE: the instance that served the last turn if it has room, else the least loaded."""
+    """ROSE: the instance that served the last turn if it can take the turn now, else the least
+    loaded.
+    """
 
     otherwise: LeastLoaded = LeastLoaded()
     started_first: bool = False

@@ -1,5 +1,5 @@
-"""How long training nodes roll out themselves at the start of a step, before they give way to the
-trainer (RLBoost 4.1, Algorithm 1). Pure: state and view in, decision or new state out.
+"""Seeding: how long training nodes roll out at the start of a step, before they train (RLBoost 4.1,
+Algorithm 1). Policies are pure: they return a decision or a new state.
 """
 
 import math
@@ -12,8 +12,8 @@ from slackwater.policy.rollout.forecast import Forecast, RemainingTurns
 
 @dataclass(frozen=True, slots=True)
 class SeedingState:
-    """What is carried from step to step: `memory` has the window by number of instances, `pace` is
-    how much slower than forecast remote generation is.
+    """What a policy remembers between steps. `memory` holds the window by number of instances;
+    `pace` is how much slower remote generation is than the forecast.
     """
 
     window_s: float
@@ -25,7 +25,7 @@ class SeedingState:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Where a step's time went; `steady` if the number of remote instances never changed."""
+    """How the time of a step was spent. `steady`: the number of remote instances never changed."""
 
     train_s: float
     trainer_wait_s: float
@@ -42,8 +42,9 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class SeedingView:
-    """The step at this moment; no `forecast` before enough is known. `ready_tokens` are complete
-    and untrained; `remote_joined` counts instances that still pull.
+    """The present state of a step. `forecast` is None until enough is known. `ready_tokens` are of
+    complete responses that are not trained yet. `remote_joined` includes instances that still pull
+    weights.
     """
 
     elapsed_s: float
@@ -59,28 +60,30 @@ class SeedingView:
 
 
 class SeedingPolicy(Protocol):
-    """Decides when local engines stop, and whether they come back."""
+    """Decides when local engines stop, and whether they start again."""
 
     def start(self) -> SeedingState:
-        """Before the first step."""
+        """The state before the first step."""
 
     def window_s(self, state: SeedingState, remote: int) -> float:
-        """The window to begin a step with when there are `remote` instances."""
+        """The seeding window of a step that begins with `remote` instances."""
 
     def stop_reason(self, state: SeedingState, view: SeedingView) -> str | None:
-        """Why local engines should stop now, or None."""
+        """Why the local engines should stop now, or None if they should continue."""
 
     def resume_reason(self, state: SeedingState, view: SeedingView) -> str | None:
-        """Why a waiting trainer should give its devices to local engines again, or None."""
+        """Why the local engines should use a waiting trainer's devices again, or None."""
 
     def learn_from_step(self, state: SeedingState, times: StepTimes) -> SeedingState: ...
 
     def most_remote(self, state: SeedingState, view: SeedingView) -> int | None:
-        """How many remote instances such a step can use; None: any number."""
+        """How many remote instances a step like this can use; None for any number."""
 
 
 def count_useful_remote(times: StepTimes, window_s: float) -> int | None:
-    """With how many instances rollout takes no longer than training (Algorithm 1, line 10)."""
+    """The number of instances with which rollout takes no longer than training (Algorithm 1, line
+    10).
+    """
     if times.train_s <= 0:
         return None
     work = times.remote_s * times.mean_remote + window_s * times.local_engines
@@ -89,7 +92,7 @@ def count_useful_remote(times: StepTimes, window_s: float) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class ColocatedSeeding:
-    """Baseline: all turns on the training nodes, then training; no remote instance is of use."""
+    """Baseline: the training nodes run all turns and then train; remote instances are not used."""
 
     def start(self) -> SeedingState:
         return SeedingState(window_s=0.0, most_remote=0)
@@ -112,10 +115,10 @@ class ColocatedSeeding:
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveWindow:
-    """RLBoost: a window of time, fixed when the step begins, moved by what trainer and instances
-    waited in the last step. `initial_s` and `eta` are those of the authors' published manager.
-    Without `seeds` the window is 0; without `remembers` it is not looked up when a number of
-    instances returns.
+    """RLBoost: a time window, fixed when the step begins. It grows or shrinks by how long the
+    trainer and the instances waited in the last step. `initial_s` and `eta` are those of the
+    authors' published manager. Without `seeds` the window is 0. Without `remembers` the window that
+    a number of instances had before is not used again.
     """
 
     initial_s: float = 150.0

@@ -1,5 +1,6 @@
-"""In which order new trajectories start: much longer ones first, since a step ends with its
-longest. Trajectories of one prompt last alike: a group's samples, or a later epoch's.
+"""The order in which new trajectories start: much longer ones first, because a step ends with its
+longest one. The length is predicted from earlier trajectories of the same prompt: other samples of
+the group, or an earlier epoch.
 """
 
 from array import array
@@ -10,15 +11,15 @@ from typing import NewType
 
 from slackwater.model.ids import JobId
 
-PromptKey = NewType("PromptKey", int)  # one number: as many are kept as trajectories
+PromptKey = NewType("PromptKey", int)  # a hash, because many are kept
 
-_KEY_TOKENS = 1024  # a prompt's end tells it from others; hashing a long one takes a millisecond
+_KEY_TOKENS = 1024  # only the end is hashed: a whole long prompt takes a millisecond
 _KEPT_PROMPTS = 65_536
-_MUCH_LONGER = 2.0  # than the median; to sort the rest by length would only crowd the caches
+_MUCH_LONGER = 2.0  # than the median; sorting the rest by length too would only crowd the caches
 
 
 def make_prompt_key(job: JobId, prompt: Sequence[int]) -> PromptKey:
-    """What trajectories of one job with the same first prompt share."""
+    """The key of all trajectories of one job with the same first prompt."""
     end = prompt[-_KEY_TOKENS:]
     return PromptKey(
         hash((job, len(prompt), end.tobytes() if isinstance(end, array) else tuple(end)))
@@ -26,24 +27,28 @@ def make_prompt_key(job: JobId, prompt: Sequence[int]) -> PromptKey:
 
 
 class StartOrder:
-    """How long trajectories of each prompt have lasted at most, as far as is known."""
+    """Remembers the longest known duration of a trajectory for each prompt."""
 
     def __init__(self) -> None:
         self._lasted_s: OrderedDict[PromptKey, float] = OrderedDict()
 
     def record(self, prompt: PromptKey, lasted_s: float) -> None:
-        """A trajectory of the prompt has lasted so long, and may go on."""
+        """Record that a trajectory of the prompt has lasted `lasted_s` so far."""
         self._lasted_s[prompt] = max(lasted_s, self._lasted_s.pop(prompt, 0.0))
         if len(self._lasted_s) > _KEPT_PROMPTS:
             self._lasted_s.popitem(last=False)
 
     def order(self, waiting: Sequence[tuple[PromptKey, float]]) -> list[int]:
-        """Indices of waiting trajectories, given by prompt and since when they wait. Much longer
-        ones are ahead by their length, and one of each unknown prompt by as much as any, so that
-        something is learned of it; hence none waits for ever.
+        """The indices of waiting trajectories, in starting order. Each is given by its prompt and
+        the time since which it waits.
+
+        A much longer trajectory counts as waiting longer by its length. One trajectory of each
+        unknown prompt counts as the longest, so that its length becomes known. No trajectory waits
+        for ever.
         """
         prompts = [prompt for prompt, _ in waiting]
-        # Per prompt, and the rest without Python code: thousands may wait, and all else meanwhile.
+        # Thousands may wait, and everything else waits for this. So Python code runs once per
+        # prompt, not once per trajectory.
         lasted_s = {prompt: self._lasted_s.get(prompt) for prompt in set(prompts)}
         known_s = [known for prompt in prompts if (known := lasted_s[prompt]) is not None]
         if not known_s:

@@ -1,6 +1,6 @@
-"""The length of a decode step, learned while engines run: a fixed part, a part per turn, a part per
-token of context, and a part per token prefilled beside it. Decoding is memory-bound: a step reads
-the weights once and every turn's context.
+"""A linear model of the time of a decode step, learned while engines run: a constant, and terms per
+turn, per token of context, and per token prefilled in the same step. Decoding is memory-bound: a
+step reads the weights once and the context of every turn.
 """
 
 import math
@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _PARTS = 4
-_FADE = 0.995  # of older observations, at each new one
-_ENOUGH = 16  # observations until there is a fit
-_REMEMBERED = 200  # about so many observations count
-_RENEWED = 16  # a fit holds until this fraction of them is new
-_ALIKE = 1.25  # a difference within counts as none
-_FOLLOWS = 0.1
+_FADE = 0.995  # decay of the weight of older observations at each new one
+_ENOUGH = 16  # observations before the first fit
+_REMEMBERED = 200  # about how many observations count
+_RENEWED = 16  # fit again when one in so many of them is new
+_ALIKE = 1.25  # smaller ratios count as equal speed
+_FOLLOWS = 0.1  # least weight of a new observation of slowness
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """`base_s + per_turn_s * batch + per_token_s * context`, and what prefilling beside it adds."""
+    """`base_s + per_turn_s * batch + per_token_s * context`, plus the time for prefilled tokens."""
 
     base_s: float
     per_turn_s: float
@@ -26,12 +26,12 @@ class StepTime:
     per_prefilled_s: float = 0.0
 
     def step_s(self, batch: float, context_tokens: float, prefilled_tokens: float = 0.0) -> float:
-        """One step of a batch with that much context in all."""
+        """The time of one step of a batch with `context_tokens` in total."""
         decode_s = self.base_s + self.per_turn_s * batch + self.per_token_s * context_tokens
         return decode_s + self.per_prefilled_s * prefilled_tokens
 
     def scale(self, slowness: float) -> "StepTime":
-        """The law of an engine that takes so many times as long."""
+        """The model of an engine that takes `slowness` times as long."""
         return StepTime(
             self.base_s * slowness,
             self.per_turn_s * slowness,
@@ -41,7 +41,7 @@ class StepTime:
 
 
 class StepTimeFit:
-    """Least squares over recent observations, older ones fading; no part is ever negative."""
+    """Fits the model by least squares with exponentially decaying weights; no term is negative."""
 
     def __init__(self) -> None:
         self._seen = 0
@@ -49,7 +49,7 @@ class StepTimeFit:
         self._moment = [0.0] * _PARTS
         self._fitted: StepTime | None = None
         self._fit_at = _ENOUGH  # observations
-        self._typical_log = 0.0  # of the slowness of the engines that were measured lately
+        self._typical_log = 0.0  # mean log of the slowness of recently measured engines
 
     def observe(
         self,
@@ -59,9 +59,9 @@ class StepTimeFit:
         prefilled_tokens: float = 0.0,
         slowness: float = 1.0,
     ) -> None:
-        """One step of an engine that takes `slowness` times as long as the present law says. Only
-        what sets it apart from the others is taken out: otherwise nothing would hold the law's
-        scale.
+        """Record one step of an engine that takes `slowness` times as long as the model says. Only
+        its difference from the typical engine is divided out; otherwise nothing would fix the
+        model's scale.
         """
         if batch <= 0 or step_s <= 0:
             return
@@ -80,8 +80,9 @@ class StepTimeFit:
 
     @property
     def model(self) -> StepTime | None:
-        """The fit, which changes slowly; None until enough was seen. A large fleet makes hundreds
-        of observations a second, and solving takes longer than all else that one brings.
+        """The fitted model; None until there are enough observations. It is solved again only now
+        and then: a large fleet makes hundreds of observations a second, and solving is the most
+        expensive part.
         """
         if self._seen >= self._fit_at:
             self._fitted = self._solve()
@@ -89,8 +90,8 @@ class StepTimeFit:
         return self._fitted
 
     def _solve(self) -> StepTime:
-        """Drop parts that come out negative, one by one; what is left is near the constrained
-        optimum for nearly orthogonal columns.
+        """Solve, and drop negative terms one by one. For nearly orthogonal columns the result is
+        close to the constrained optimum.
         """
         active = list(range(_PARTS))
         ridge = 1e-6 * sum(self._gram[place][place] for place in active) / 3
@@ -106,8 +107,8 @@ class StepTimeFit:
         return StepTime(base, turn / 100.0, token / 1e5, prefill / 100.0)
 
     def _solve_for(self, active: Sequence[int], ridge: float) -> list[float]:
-        """The active parts, by Gaussian elimination: the ridge makes the matrix positive definite,
-        so no pivot is zero. NumPy takes ten times as long for four numbers.
+        """Solve for the active terms by Gaussian elimination. The ridge makes the matrix positive
+        definite, so no pivot is zero. NumPy takes ten times as long for four numbers.
         """
         rows = [
             [self._gram[i][j] + ridge * (i == j) for j in active] + [self._moment[i]]
@@ -127,8 +128,8 @@ class StepTimeFit:
 
 
 class Slowness:
-    """How many times as long one engine takes as the common law says: 1 unless it differs by more
-    than `_ALIKE`, since measurements scatter.
+    """How many times as long one engine takes as the model of all engines says. It is 1 unless the
+    ratio exceeds `_ALIKE`, because measurements scatter.
     """
 
     def __init__(self) -> None:
@@ -136,7 +137,7 @@ class Slowness:
         self._log = 0.0
 
     def observe(self, step_s: float, expected_s: float) -> None:
-        """What a step took, and what the law of all would have it take."""
+        """Record the time of a step, and the time that the model of all engines expects."""
         if step_s <= 0 or expected_s <= 0:
             return
         self._seen += 1

@@ -1,4 +1,4 @@
-"""Routing that keeps caches warm: a turn's prefix is worth more than a free slot."""
+"""Routing that keeps prefix caches warm: a cached prefix is worth more than a free slot."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,13 +10,14 @@ from slackwater.policy.rollout.routing import WAIT, Destination, TurnNeed, find_
 
 @dataclass(frozen=True, slots=True)
 class KeepWarm:
-    """Trajectories return to the instance that holds their prefix; new ones start where it will
-    last.
+    """Trajectories return to the instance that holds their prefix (their home). New ones start
+    where their cache will still fit as it grows.
 
-    Affinity alone (ROSE 4.3) goes elsewhere whenever home is full, so that contexts push each other
-    out of the caches. Here a trajectory of a working set waits for its home, and any other starts
-    only where the working set with its expected growth still fits. A home `slow_home` times as slow
-    is left for a faster instance: decoding there would cost more than the prefill.
+    With affinity alone (ROSE 4.3) turns go elsewhere whenever their home is full, and contexts
+    evict each other from the caches. Here a trajectory in a working set waits for its home. Any
+    other starts only where the working set with its expected growth still fits. A trajectory leaves
+    a home that is `slow_home` times slower than another instance, because decoding there would cost
+    more than a new prefill.
     """
 
     slow_home: float = 1.5
@@ -39,13 +40,13 @@ class KeepWarm:
 
     def _least_loaded(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Destination:
         best, least, owned = None, inf, True
-        for load in eligible:  # with many instances this loop is what a decision costs
+        for load in eligible:  # hot: with many instances this loop dominates a decision
             in_flight = load.in_flight
             if in_flight >= load.max_running:
                 continue
             if load.owned is not owned:
                 if best is not None:
-                    break  # our own are in front
+                    break  # owned instances come first
                 owned = False
             share = in_flight * load.slowness
             if share < least and self.can_take(need, load):

@@ -1,5 +1,7 @@
-"""The KV cache that the started trajectories of a job will want, learned from how they grow, return
-and end. Too many started at once push each other out of the caches; too few leave engines idle.
+"""The KV cache that a job's started trajectories will need, learned from how they grow, return and
+end.
+
+If too many are started at once they evict each other from the caches; too few leave engines idle.
 """
 
 from functools import lru_cache
@@ -15,25 +17,28 @@ _KEPT = 512  # turns and pauses that count
 
 
 def empty_working_set() -> Tokens:
-    """The working set of an instance without trajectories."""
+    """The expected tokens of an instance without trajectories: means and variances by bins of
+    growth.
+    """
     return np.zeros((2, BINS), dtype=np.int64)
 
 
 def peak_tokens(tokens: Tokens) -> float:
-    """The most that a working set will hold as it grows, and one standard deviation."""
+    """The largest expected size of a working set as it grows, plus one standard deviation."""
     return float((tokens[0] + np.sqrt(tokens[1])).max())
 
 
 @lru_cache(maxsize=64)
 def _grid(width: float) -> NDArray[np.float64]:
-    """Where the bins begin."""
+    """The lower ends of the bins, in tokens."""
     return np.arange(BINS, dtype=np.float64) * np.float64(width)
 
 
 class ContextGrowth:
-    """One job's law of context growth, and of the pauses between turns: of the contexts that
-    reached a bin, the share that ended in it (Kaplan and Meier). Without data all are taken to go
-    on.
+    """How the contexts of one job grow, and how long its pauses between turns are.
+
+    For each bin of context length it estimates which share of the contexts that reached the bin
+    continued beyond it (Kaplan and Meier). Without data all contexts are assumed to continue.
     """
 
     def __init__(self, longest_tokens: int) -> None:
@@ -50,7 +55,7 @@ class ContextGrowth:
         self._news = 0
 
     def record_growth(self, before_tokens: int, after_tokens: int) -> None:
-        """A turn ended: a context got so far."""
+        """Record a turn that extended a context."""
         first, last = self._bin(before_tokens), self._bin(after_tokens)
         for place in range(first, last):
             self._passed[place] += 1
@@ -61,19 +66,19 @@ class ContextGrowth:
             self._count_changes(last - first)
 
     def record_end(self, context_tokens: int) -> None:
-        """A trajectory is taken to have ended with that context."""
+        """Record that a trajectory probably ended with this context."""
         self._ended[self._bin(context_tokens)] += 1
         self._ends += 1
         self._count_changes(1)
 
     def undo_end(self, context_tokens: int) -> None:
-        """It had not ended after all."""
+        """Take back `record_end` for a trajectory that continued."""
         self._ended[self._bin(context_tokens)] -= 1
         self._ends -= 1
         self._count_changes(1)
 
     def record_return(self, pause_s: float) -> None:
-        """A trajectory's next turn came after a pause."""
+        """Record the pause before a trajectory's next turn."""
         self._returns += 1
         self._pauses_s.append(pause_s)
         if len(self._pauses_s) > _KEPT:
@@ -92,7 +97,7 @@ class ContextGrowth:
         return self._returns > self._ends
 
     def estimate_pause_s(self, alive: float, longest_s: float) -> float:
-        """After so long a pause a trajectory lives with that probability (Bayes)."""
+        """The pause after which a trajectory still continues with probability `alive` (Bayes)."""
         if not self.usually_returns:
             return 0.0
         if self._sorted_s is None:
@@ -104,8 +109,8 @@ class ContextGrowth:
         return min(float(self._sorted_s[max(index, 0)]), longest_s)
 
     def forecast_tokens(self, context_tokens: int, alive: float = 1.0) -> Tokens:
-        """Expected tokens of a trajectory after growth by 0, 1, 2, ... bins (0 if ended), and
-        variance.
+        """The expected tokens of a trajectory as it grows by 0, 1, 2, ... bins (0
+        once it has ended), and their variances. It continues with probability `alive`.
         """
         if self._stays is None:
             passed = np.array(self._passed, np.float64)
@@ -115,7 +120,7 @@ class ContextGrowth:
         lives = np.zeros(BINS)
         lives[0] = alive
         lives[1 : BINS - first] = alive * np.cumprod(self._stays[first : BINS - 1])
-        # The next turn fits beside all others.
+        # Include the next turn, which must fit beside all others.
         held = context_tokens + int(self._turn_tokens) + _grid(self._width)
         tokens: Tokens = np.array((held * lives, held * held * lives * (1.0 - lives)), np.int64)
         return tokens

@@ -1,1 +1,1 @@
-"""Who has a serving device next: the service whose device it is, or a rollout that borrows it."""
+"""Which work a serving device does next: its own service, or a rollout that borrows it."""

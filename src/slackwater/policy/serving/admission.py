@@ -1,5 +1,5 @@
-"""Whether a rollout may have the device for one step now, and how large a step (ROSE 4.1): all its
-decoding requests and some tokens of its prompts.
+"""Admission of rollout steps on a serving device: whether a rollout may run one step now, and how
+large it may be (ROSE 4.1). A step holds all decoding requests and some tokens of prompts.
 """
 
 from dataclasses import dataclass
@@ -14,26 +14,26 @@ from slackwater.policy.serving.slack import (
     ttft_slack_s,
 )
 
-_FINEST_CHUNK = 32  # tokens; a smaller part of a prompt is not worth a step
+_FINEST_CHUNK = 32  # tokens; a smaller chunk of a prompt is not worth a step
 
 
 class RolloutGrant(NamedTuple):
-    """One rollout step with at most `prompt_tokens` of prompts, predicted to take `step_s`."""
+    """Permission for one rollout step with at most `prompt_tokens`, predicted to take `step_s`."""
 
     prompt_tokens: int
     step_s: float
 
 
 class AdmissionRule(Protocol):
-    """Decides for one device at one moment; the rollout has work."""
+    """Decides for one device at one time. Called when the rollout has work."""
 
     def grant(self, state: DeviceState) -> RolloutGrant | None:
-        """A step, or None: the device serves, or rests."""
+        """The rollout's step, or None if the device serves or stays idle."""
         ...
 
 
 def rollout_step_s(state: DeviceState, prompt_tokens: int) -> float:
-    """A careful prediction of a rollout step."""
+    """A conservative prediction of the time of a rollout step."""
     rollout = state.rollout
     return state.rollout_factor * state.rollout_cost.batch_step_s(
         rollout.decoding, rollout.context, prompt_tokens, rollout.prompt_context
@@ -42,7 +42,7 @@ def rollout_step_s(state: DeviceState, prompt_tokens: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class NoLending:
-    """The service keeps its device to itself."""
+    """Never grants a rollout step."""
 
     def grant(self, state: DeviceState) -> RolloutGrant | None:
         return None
@@ -50,8 +50,8 @@ class NoLending:
 
 @dataclass(frozen=True, slots=True)
 class AlternateSteps:
-    """Shares memory with care and the device in turns, as spatial sharing does; with a large chunk
-    it is what engines do that treat both as requests alike (ROSE 6.1).
+    """Alternates between steps of the service and of the rollout, as spatial sharing does. With a
+    large chunk it behaves like an engine that treats both as equal requests (ROSE 6.1).
     """
 
     chunk_tokens: int = 512
@@ -65,8 +65,8 @@ class AlternateSteps:
 
 @dataclass(frozen=True, slots=True)
 class SlackGate:
-    """A fixed chunk, or a decode step, within the smaller of the chosen slacks; alternates with the
-    service's steps.
+    """Grants a step with a fixed chunk, or else a decode step, if it fits into the smaller of the
+    chosen slacks. Alternates with the service's steps.
     """
 
     ttft: bool = True
@@ -152,7 +152,7 @@ class Foresight:
             return RolloutGrant(0, least_s)
         slow_s = min(1.25 * rollout_step_s(state, 1), self.slow_share * slo.ttft_s)
         most_chunk_s = max(self.most_share * slo.ttft_s, slow_s)
-        # A hair less, so that rounding does not carry the step over its limit.
+        # Slightly less, so that rounding does not push the step over its limit.
         chunk_s = 0.999999 * min(limit_s, most_chunk_s) / state.rollout_factor
         most = min(self.most_tokens, rollout.prompt_tokens)
         tokens = state.rollout_cost.chunk_within(
@@ -163,7 +163,7 @@ class Foresight:
         return RolloutGrant(tokens, rollout_step_s(state, tokens))
 
     def _grant_decode_step(self, state: DeviceState) -> RolloutGrant | None:
-        """A decode step after one of the service's, while no queued prompt is urgent."""
+        """A decode step after a step of the service, while no queued prompt is urgent."""
         serving, rollout = state.serving, state.rollout
         if not state.served_last or not rollout.decoding:
             return None

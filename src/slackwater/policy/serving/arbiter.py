@@ -1,5 +1,6 @@
-"""Who has a serving device for the next step: the service, the rollout, or nobody. One arbiter per
-device, live and simulated, holds what was learned of its costs, arrivals and memory.
+"""The arbiter of a serving device: whether the next step is the service's, the rollout's or
+nobody's. Each device has one, live and simulated. It learns the device's step costs, arrivals and
+memory use.
 """
 
 from dataclasses import replace
@@ -26,7 +27,7 @@ from slackwater.policy.serving.step_cost import Correction, StepCost, StepWork
 
 
 class DeviceUse(StrEnum):
-    """What the device does next when it is not the rollout's."""
+    """What the device does next if the rollout gets no step."""
 
     SERVE = "serve"
     PREFILL = "prefill"  # the service's prompts, while its decoding requests wait
@@ -37,8 +38,9 @@ NextStep: TypeAlias = DeviceUse | RolloutGrant
 
 
 class Arbiter:
-    """`capacity` is the KV memory that both models share, in pages (or any one unit). While it is
-    lent, `loan_weights` of it hold the rollout's weights; the service has all of it otherwise.
+    """`capacity` is the KV memory that both models share, in pages or any other unit. While the
+    device is lent, `loan_weights` of it hold the rollout's weights; otherwise the service may use
+    all.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class Arbiter:
 
     @property
     def rollout_cost(self) -> StepCost:
-        """Of the rollout that has the device; set when another one comes."""
+        """The cost of the present rollout's steps; set when another model rolls out."""
         return self._state.rollout_cost
 
     @rollout_cost.setter
@@ -82,7 +84,7 @@ class Arbiter:
 
     # ---- compute ----
     def next_step(self, now_s: float, serving: ServingState, rollout: RolloutState) -> NextStep:
-        """Decide. The caller runs it, and says how long it took."""
+        """Decide the next step. The caller runs it and reports how long it took."""
         state = self._state
         state.now_s, state.serving, state.rollout = now_s, serving, rollout
         self.update_stopped(now_s)
@@ -103,8 +105,9 @@ class Arbiter:
         return DeviceUse.REST
 
     def _are_prompts_alone(self, state: DeviceState) -> bool:
-        """Beside a loan more requests decode, and steps with prompts carry them: urgent prompts run
-        without them while they keep their mean times.
+        """Whether the service's next step should hold prompts only. During a loan more of its
+        requests decode at a time, and a step with prompts carries them all. Urgent prompts run
+        without them, as long as the decoding requests keep their mean times.
         """
         lends = self._lending and self.mode.foresees
         if not lends or not state.serving.decoding or not are_prompts_urgent(state):
@@ -112,7 +115,7 @@ class Arbiter:
         return prompt_step_s(state) <= decode_slack_s(state)
 
     def record_arrival(self, now_s: float, prompt_tokens: int) -> None:
-        """The service was sent a request."""
+        """Record that the service received a request."""
         state = self._state
         work_s = state.serving_cost.prompt_s(prompt_tokens, 0, state.step_tokens)
         wait_s = self._queue.record_arrival(now_s, state.serving_factor * work_s)
@@ -120,38 +123,44 @@ class Arbiter:
         if self.mode.foresees:
             self._forecast.record_answer(now_s, kept=wait_s <= self.slo.ttft_s)
 
-    # ---- the promise ----
+    # ---- SLO ----
     def update_stopped(self, now_s: float) -> None:
-        """Set `stopped`, so that nothing is lent, if the promise is broken or would be."""
+        """Set `stopped`, so that the rollout gets no steps, if the SLO is missed or soon
+        would be.
+        """
         self.stopped = not self.keeps_slo(now_s)
 
     def keeps_slo(self, now_s: float) -> bool:
-        """For the lender, from any thread: False takes the device back, in modes that stop."""
+        """Whether the SLO is kept; always true in modes that never stop. If it is not, the lender
+        takes the device back. May be called from any thread.
+        """
         broken = self._overload.is_broken(now_s) or self._forecast.is_broken(now_s)
         return not (self.mode.stops and broken)
 
     def record_first_token(self, now_s: float, ttft_s: float) -> None:
-        """A request of the service had its first token, so long after it came."""
+        """Record the time to the first token of a request of the service."""
         self._overload.record_answer(now_s, kept=ttft_s <= self.slo.ttft_s)
 
     def record_end(self, now_s: float, ttft_s: float, tpot_s: float) -> None:
-        """A request of the service had its last token."""
+        """Record that a request of the service ended."""
         if tpot_s > self.slo.tpot_s and ttft_s <= self.slo.ttft_s:
             self._overload.record_miss(now_s)
 
-    # ---- what was learned ----
+    # ---- step costs ----
     def record_service_step(self, work: StepWork, took_s: float) -> None:
-        """A step of the service took so long."""
+        """Record the time of a step of the service."""
         ratio = self._serving_ratio
         ratio.observe(self._state.serving_cost.step_s(work), took_s)
         self._state.serving_factor = ratio.upper
 
     def measure_needed_s(self, work: StepWork, took_s: float) -> float:
-        """The time a service's step needs: decode steps can be as rare as TPOT allows."""
+        """The device time that a step of the service needs: a decode step only needs to run as
+        often as TPOT demands.
+        """
         return took_s if work.prompt_pairs else took_s * min(took_s / self.slo.tpot_s, 1.0)
 
     def record_rollout_step(self, work: StepWork, took_s: float) -> None:
-        """A step of the rollout took so long."""
+        """Record the time of a step of the rollout."""
         ratio, state = self._rollout_ratio, self._state
         ratio.observe(state.rollout_cost.step_s(work), took_s)
         state.rollout_factor = ratio.upper
@@ -159,7 +168,7 @@ class Arbiter:
     # ---- memory ----
     @property
     def loan_weights(self) -> int:
-        """What a loan's weights take of the memory; set when another model is to roll out."""
+        """The memory for the rollout's weights; set when another model is to roll out."""
         return self._loan_weights
 
     @loan_weights.setter
@@ -169,11 +178,11 @@ class Arbiter:
         self._watch_budget()
 
     def may_lend(self, serving_use: int) -> bool:
-        """Whether the service's use and the headroom still fit beside the rollout's weights."""
+        """Whether the service's memory use and the headroom fit beside the rollout's weights."""
         return serving_use + self.budget.headroom < self.budget.capacity
 
     def kv_share(self, serving_use: int) -> float:
-        """The service's use, as a share of what a loan leaves of the memory."""
+        """The service's memory use, as a share of the memory that a loan leaves."""
         return min(serving_use / max(self.budget.capacity, 1), 1.0)
 
     def loan_began(self) -> None:
@@ -210,7 +219,9 @@ class Arbiter:
         self._serving_peak = serving_use
 
     def record_memory_use(self, serving_use: int) -> bool:
-        """The service uses so much now; whether that is pressure, which has cut the budget."""
+        """Record the service's memory use. Return whether it was so high that the rollout's budget
+        was cut.
+        """
         if serving_use > self._serving_peak:
             self._serving_peak = serving_use
         self._state.memory_left = max(1.0 - serving_use / max(self._pressed_above, 1), 0.0)
@@ -221,6 +232,6 @@ class Arbiter:
         return True
 
     def _watch_budget(self) -> None:
-        """Pressure is looked for after every step, so its mark is kept."""
+        """Store the use above which the budget is cut, because it is compared after every step."""
         yields = self.mode.memory == "preemptive" and self.budget.lent > 0
         self._pressed_above = self.budget.pressed_above if yields else maxsize

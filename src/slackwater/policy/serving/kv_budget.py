@@ -1,12 +1,12 @@
-"""How much KV memory a service lends, in pages or any common unit: set at each RL step, cut under
-pressure, then frozen (ROSE 4.1).
+"""How much KV memory a service lends, in pages or any other unit. The budget is set at each RL
+step, can only be cut until the next one, and is cut when the service needs memory (ROSE 4.1).
 """
 
 from dataclasses import dataclass, replace
 
-HEADROOM_SHARE = 0.2  # of the capacity: stays free beside recent use
-_WATERMARK = 0.5  # of the headroom: once the service has used so much, there is pressure
-_KEPT_SHARE = 0.5  # of what is lent, after a cut
+HEADROOM_SHARE = 0.2  # of the capacity: not lent, beyond recent use
+_WATERMARK = 0.5  # of the headroom: the budget is cut once the service uses more than this
+_KEPT_SHARE = 0.5  # of the lent memory, after a cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,16 +22,20 @@ class KvBudget:
 
     @property
     def pressed_above(self) -> int:
-        """Serving use that is pressure."""
+        """The use by the service above which the budget is cut."""
         kept_free = int(self.headroom * (1.0 - _WATERMARK))
         return self.capacity - self.lent - kept_free
 
     def renew(self, serving_peak: int) -> "KvBudget":
-        """The budget of a new RL step after the service lately used `serving_peak` at most."""
+        """The budget of a new RL step, if the service used at most `serving_peak` in the last
+        one.
+        """
         return replace(self, lent=max(self.capacity - serving_peak - self.headroom, 0))
 
     def cut_for(self, serving_use: int) -> "KvBudget":
-        """The budget for this serving use: the same, or cut until there is no pressure."""
+        """The budget for this use by the service: unchanged, or cut until it is not above the
+        limit.
+        """
         budget = self
         while budget.lent > 0 and serving_use > budget.pressed_above:
             budget = replace(budget, lent=int(budget.lent * _KEPT_SHARE))

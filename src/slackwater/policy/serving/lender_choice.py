@@ -9,7 +9,7 @@ from slackwater.model.ids import JobId, NodeId, ServiceName
 
 @dataclass(frozen=True, slots=True)
 class LendableNode:
-    """A node without a loan, and the shares of its KV memory and time used lately."""
+    """A node that is not lent, and the shares of its KV memory and time that were used recently."""
 
     node: NodeId
     service: ServiceName
@@ -19,10 +19,12 @@ class LendableNode:
 
 @dataclass(frozen=True, slots=True)
 class LenderRule:
-    """A node lends while its service uses less than `most_kv` of its memory and `most_busy` of its
-    time. It is taken back above `back_kv` at once, above `back_busy` on the mean, or if its
-    borrower used less than `least_use` for `trial_s`; then it rests for `rest_s`, twice as long
-    after each further unused loan, up to `longest_rest_s`.
+    """When a node is lent and taken back.
+
+    A node can be lent while its service uses at most `most_kv` of its memory and `most_busy` of its
+    time. It is taken back at once above `back_kv`, when its mean use of time exceeds `back_busy`,
+    or when the borrower used less than `least_use` of it for `trial_s`. Then it is not lent for
+    `rest_s`; that doubles after each further unused loan, up to `longest_rest_s`.
     """
 
     most_kv: float = 0.5
@@ -47,7 +49,7 @@ class LenderRule:
         return kv_share > self.back_kv or busy_share > self.back_busy
 
     def rest_duration_s(self, unused_loans: int) -> float:
-        """How long a node rests when so many loans in a row went unused."""
+        """How long a node is not lent after so many unused loans in a row."""
         return min(
             self.rest_s * 2.0 ** min(unused_loans, 16), max(self.longest_rest_s, self.rest_s)
         )
@@ -56,20 +58,20 @@ class LenderRule:
         self,
         idle: Sequence[LendableNode],
         wanted: Mapping[JobId, int],
-        room: Mapping[ServiceName, int],
+        limits: Mapping[ServiceName, int],
     ) -> list[tuple[NodeId, JobId]]:
-        """Deal nodes out, the emptiest first, to the job that still wants most; `room` is how many
-        more each service may lend.
+        """Assign nodes, the least used first, each to the job that still wants most. `limits` is
+        how many more nodes each service may lend.
         """
-        left, limits = dict(wanted), dict(room)
+        left, lendable = dict(wanted), dict(limits)
         chosen: list[tuple[NodeId, JobId]] = []
         for node in sorted(idle, key=lambda one: (one.kv_share, one.busy_share, one.node)):
-            if limits.get(node.service, 0) <= 0 or not self.may_lend(node):
+            if lendable.get(node.service, 0) <= 0 or not self.may_lend(node):
                 continue
             job = max(left, key=lambda name: (left[name], name), default=None)
             if job is None or left[job] <= 0:
                 break
             chosen.append((node.node, job))
             left[job] -= 1
-            limits[node.service] -= 1
+            lendable[node.service] -= 1
         return chosen

@@ -1,4 +1,6 @@
-"""Ways to lend a serving device, by name: `foresight` (the default), ROSE 6.2's and a peer's."""
+"""Ways to lend a serving device, by name: `foresight` (the default), and the baselines: those of
+ROSE 6.2, and `multiplex`, which treats both kinds of requests alike.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -17,10 +19,12 @@ MemoryRule = Literal["none", "static", "preemptive"]
 
 @dataclass(frozen=True, slots=True)
 class LendingMode:
-    """Whose memory, which prefixes stay, who computes. One that `stops` lends nothing while the
-    service breaks its promise (`overload.py`), one that `foresees` neither while the service would
-    break it if each prompt took longer (`prompt_queue.py`). Prefixes of a rollout's finished turns
-    stay for `lease_s`, and longer until the memory is needed; 0 keeps none (ROSE 4.1, appendix C).
+    """How memory and compute are shared.
+
+    A mode that `stops` lends nothing while the service misses its SLO (`overload.py`). One that
+    `foresees` also lends nothing while the service would miss it if each prompt took longer
+    (`prompt_queue.py`). Prefixes of a rollout's finished turns stay cached for `lease_s`, and
+    longer until the memory is needed; 0 keeps none (ROSE 4.1, appendix C).
     """
 
     name: str
@@ -55,7 +59,7 @@ _FORMER_NAMES = {"ours": "foresight"}  # before 0.2; goes in 0.3
 
 
 def find_mode(name: str) -> LendingMode:
-    """A mode by its name."""
+    """Find a mode by its name."""
     name = _FORMER_NAMES.get(name, name)
     if name not in MODES:
         raise ConfigError.of("mode", name, f"must be one of: {', '.join(MODES)}")

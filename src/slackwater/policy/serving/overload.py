@@ -1,17 +1,17 @@
-"""Whether a service breaks its promise lately: then it has no slack, whatever the next step's slack
-says, since work that a rollout puts off comes back in the next burst.
+"""Detects that a service missed its SLO recently. Then it has no slack, even if the next step alone
+has some, because work that a rollout delays adds to the next burst.
 """
 
 from collections import deque
 
 WINDOW_S = 30.0
-LEAST_MISSES = 2  # one request alone says nothing about a share of many
+LEAST_MISSES = 2  # a single miss says nothing about a share of many requests
 
 
 class Overload:
-    """Counts first tokens and late ones. The promise is broken if more than the promised share of
-    the last requests missed, and at least `LEAST_MISSES`. Looking costs one comparison, and any
-    thread may look.
+    """Counts first tokens, and requests that missed the SLO. The SLO is broken if more than the
+    allowed share of the requests in the last `window_s` missed it, and at least `LEAST_MISSES`.
+    `is_broken` is one comparison, and any thread may call it.
     """
 
     def __init__(self, share: float, window_s: float = WINDOW_S) -> None:
@@ -22,18 +22,18 @@ class Overload:
         self.until_s = float("-inf")
 
     def is_broken(self, now_s: float) -> bool:
-        """Whether the promise counts as broken now."""
+        """Whether the SLO counts as broken now."""
         return now_s < self.until_s
 
     def record_answer(self, now_s: float, *, kept: bool) -> None:
-        """A request had its first token, in time or not."""
+        """Record the first token of a request; `kept` if it was in time."""
         self._requests.append(now_s)
         if not kept:
             self._misses.append(now_s)
         self._judge(now_s)
 
     def record_miss(self, now_s: float) -> None:
-        """A request whose first token was in time broke the promise after it."""
+        """Record a request that missed the SLO after a first token in time."""
         self._misses.append(now_s)
         self._judge(now_s)
 

@@ -1,4 +1,6 @@
-"""The slack of a service: how late its next work may start (ROSE 4.1, eq. 1 and 2)."""
+"""The slack of a service: how much later its next step may start without missing the SLO (ROSE 4.1,
+eq. 1 and 2).
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,11 +11,11 @@ from slackwater.policy.serving.prompt_queue import STRETCH
 from slackwater.policy.serving.step_cost import StepCost
 
 NO_LIMIT_S = float("inf")
-_URGENT = 0.5 / STRETCH  # of the longest recent wait, which is stretched
+_URGENT = 0.5 / STRETCH  # share of the longest recent wait, which includes the stretch
 
 
 class QueuedPrompt(NamedTuple):
-    """A request whose first token is not out: `tokens` of its prompt are still to be computed."""
+    """A request without a first token yet: `tokens` of its prompt are still to be computed."""
 
     arrival_s: float
     tokens: int
@@ -22,8 +24,9 @@ class QueuedPrompt(NamedTuple):
 
 @dataclass(slots=True)
 class ServingState:
-    """The service on one device. `oldest_token_s` is the oldest last token of a decoding request;
-    by `mean_due_s` the next must be out for all mean times per token to keep the promise.
+    """The service on one device. Among the decoding requests, `oldest_token_s` is the time of the
+    last token of the one that waits longest. By `mean_due_s` all must have their next token to keep
+    the mean time per token within the SLO.
     """
 
     queued: Sequence[QueuedPrompt] = ()
@@ -39,7 +42,7 @@ class ServingState:
 
 @dataclass(slots=True)
 class RolloutState:
-    """The rollout on the same device: requests that decode, and prompt tokens that wait."""
+    """The rollout on the same device: its decoding requests and its waiting prompt tokens."""
 
     decoding: int = 0
     context: int = 0
@@ -78,8 +81,8 @@ class DeviceState:
 
 
 def ttft_slack_s(state: DeviceState) -> float:
-    """The least over queued prompts, each as if alone (ROSE eq. 1); a shorter last step is
-    interpolated between one row and a full step.
+    """The least slack of the queued prompts, each as if it ran alone (ROSE eq. 1). The time of the
+    last, shorter step is interpolated between one row and a full step.
     """
     queued = state.serving.queued
     if not queued:
@@ -98,8 +101,8 @@ def ttft_slack_s(state: DeviceState) -> float:
 
 
 def longest_wait_s(state: DeviceState) -> float:
-    """The longest time to a first token of the queued prompts, if all are served in order from now
-    on.
+    """The longest time to a first token among the queued prompts, if they are served in order from
+    now on.
     """
     cost, factor = state.serving_cost, state.serving_factor
     token_s = factor * cost.prompt.step_s(state.step_tokens) / state.step_tokens
@@ -114,22 +117,22 @@ def longest_wait_s(state: DeviceState) -> float:
 
 
 def are_prompts_urgent(state: DeviceState, later_s: float = 0.0) -> bool:
-    """Whether a queued prompt, begun so much later, waits for over half of the longest recent wait:
-    such prompts decide how long the slowest requests wait.
+    """Whether a queued prompt, started `later_s` from now, would wait for more than half of the
+    longest recent wait. Such prompts decide how long the slowest requests wait.
     """
     wait_s = longest_wait_s(state) + later_s
     return len(state.serving.queued) > 0 and wait_s > _URGENT * state.recent_wait_s
 
 
 def prompt_step_s(state: DeviceState) -> float:
-    """The service's next step if it is one of prompts alone."""
+    """The time of the service's next step if it holds prompts only."""
     queued, cost = state.serving.queued, state.serving_cost
     tokens = min(sum(prompt.tokens for prompt in queued), state.step_tokens)
     return state.serving_factor * cost.batch_step_s(0, 0, tokens, queued[0].context)
 
 
 def decode_slack_s(state: DeviceState) -> float:
-    """How late a full step may begin in which all decoding requests keep their mean times."""
+    """How much later a full step may start for all decoding requests to keep their mean times."""
     serving = state.serving
     prompt = max(state.step_tokens - serving.decoding, 1)
     before = serving.queued[0].context + state.step_tokens if serving.queued else 0
@@ -138,7 +141,7 @@ def decode_slack_s(state: DeviceState) -> float:
 
 
 def tpot_slack_s(state: DeviceState) -> float:
-    """The least over decoding requests (ROSE eq. 2); all decode in one step."""
+    """The least slack of the decoding requests, which all decode in one step (ROSE eq. 2)."""
     serving = state.serving
     if not serving.decoding:
         return NO_LIMIT_S

@@ -1,4 +1,6 @@
-"""What a model's step costs on a device: measured first, corrected while it runs (ROSE 4.1)."""
+"""The time of a model's step on a device: measured at the start, corrected while it runs (ROSE
+4.1).
+"""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -15,9 +17,9 @@ _WEIGHT = 0.05  # of a new measurement in a correction
 
 
 class StepWork(NamedTuple):
-    """One step: `rows` go through the weights, `pairs` of token and context through attention. A
-    prompt's n tokens after c others are n rows and about n * (c + n / 2) `prompt_pairs`, which cost
-    less each.
+    """The work of a step: `rows` pass through the weights, and `pairs` of a token and a context
+    token through attention. A prompt chunk of n tokens after c others has n rows and about n * (c +
+    n / 2) `prompt_pairs`, each of which costs less than a pair of a decoding request.
     """
 
     rows: int
@@ -28,14 +30,14 @@ class StepWork(NamedTuple):
 def step_work(
     decoding: int, context: float, prompt_tokens: int, prompt_context: float = 0.0
 ) -> StepWork:
-    """Decoding requests with `context` tokens among them, and a chunk of a prompt."""
+    """The work of decoding requests with `context` tokens in total, and of a prompt chunk."""
     pairs = prompt_tokens * (prompt_context + prompt_tokens / 2)
     return StepWork(decoding + prompt_tokens, context, pairs)
 
 
 @dataclass(frozen=True, slots=True)
 class StepCostCurve:
-    """Seconds by rows, with straight lines between the sizes measured and beyond the last."""
+    """Seconds by rows, interpolated linearly between the measured sizes and beyond the last."""
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
@@ -50,7 +52,7 @@ class StepCostCurve:
             raise ConfigError.of("step cost: seconds", self.seconds, "must be above 0")
 
     def step_s(self, rows: int) -> float:
-        """A step of so many rows. Sizes come again and again, so what was found is kept."""
+        """The time of a step with `rows` rows. Cached, because the same sizes recur."""
         found = self._asked.get(rows)
         if found is None:
             found = self._asked[rows] = self._interpolate_s(rows)
@@ -65,7 +67,9 @@ class StepCostCurve:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """A step costs by `prompt` with prompt tokens, else by `decode`, and always by pairs."""
+    """The time of a step by its rows (`prompt` if it has prompt tokens, else `decode`), plus the
+    time of its pairs.
+    """
 
     prompt: StepCostCurve
     decode: StepCostCurve
@@ -80,12 +84,12 @@ class StepCost:
         pair_s: float = 0.0,
         prompt_pair_s: float = 0.0,
     ) -> "StepCost":
-        """Of a device to which a row is a row."""
+        """A cost with the same curve for steps with and without prompt tokens."""
         curve = StepCostCurve(tuple(rows), tuple(seconds))
         return cls(curve, curve, pair_s, prompt_pair_s)
 
     def step_s(self, work: StepWork) -> float:
-        """One step."""
+        """The time of one step."""
         if work.prompt_pairs:
             dense_s = self.prompt.step_s(work.rows) + work.prompt_pairs * self.prompt_pair_s
         else:
@@ -95,7 +99,9 @@ class StepCost:
     def batch_step_s(
         self, decoding: int, context: float, prompt_tokens: int, prompt_context: float
     ) -> float:
-        """One step of decoding requests and a chunk of a prompt: `step_s` of their `step_work`."""
+        """The time of a step with decoding requests and a prompt chunk. The same as `step_s` of
+        their `step_work`, but faster.
+        """
         if prompt_tokens:
             pairs = prompt_tokens * (prompt_context + prompt_tokens / 2)
             dense_s = self.prompt.step_s(decoding + prompt_tokens) + pairs * self.prompt_pair_s
@@ -106,9 +112,9 @@ class StepCost:
     def chunk_within(
         self, limit_s: float, decoding: int, context: float, prompt_context: float, most: int
     ) -> int:
-        """The most tokens of a prompt, up to `most`, in a step of `limit_s`; 0 if none fit. On each
-        line of the curve the step is a parabola in the tokens: the last whose first token fits is
-        solved.
+        """The largest prompt chunk, up to `most` tokens, for a step within `limit_s`; 0 if none
+        fits. On each linear segment of the curve the time is a quadratic function of the tokens. It
+        is solved on the last segment whose first token fits.
         """
         curve, pair_s, half_s = self.prompt, self.prompt_pair_s, self.prompt_pair_s / 2
         spare_s, context_s = limit_s - context * self.pair_s, pair_s * prompt_context
@@ -131,13 +137,15 @@ class StepCost:
             low, low_s = tokens, size_s
         slope_s = (high_s - low_s) / max(high - low, 1)
         linear_s, left_s = slope_s + context_s, spare_s - low_s + slope_s * low
-        # The root of half_s * n ** 2 + linear_s * n = left_s, written so that a half_s of 0 divides
-        # nothing.
+        # The root of half_s * n ** 2 + linear_s * n = left_s, in a form that also works if half_s
+        # is 0.
         root = linear_s + sqrt(max(linear_s * linear_s + 4 * half_s * left_s, 0.0))
         return min(max(int(2 * left_s / root), low), high) if root > 0 else low
 
     def prompt_s(self, tokens: int, context: int, step_tokens: int) -> float:
-        """A prompt of `tokens` after `context` others, alone, in steps of at most `step_tokens`."""
+        """The time of a prompt of `tokens` after `context` others, alone, in steps of
+        `step_tokens`.
+        """
         whole, rest = divmod(tokens, step_tokens)
         full_s = whole * self.prompt.step_s(step_tokens) if whole else 0.0
         last_s = self.prompt.step_s(rest) if rest else 0.0
@@ -147,7 +155,9 @@ class StepCost:
 def fit_step_cost(
     prompts: Sequence[tuple[StepWork, float]], decodes: Sequence[tuple[StepWork, float]]
 ) -> StepCost:
-    """From measured steps: those with the fewest pairs give the curve, others the pair costs."""
+    """Fit the cost from measured steps: those with the fewest pairs give the curves, the others
+    give the cost of a pair.
+    """
     prompt, prompt_pair_s = _fit(prompts, "prompt_pairs")
     decode, pair_s = _fit(decodes, "pairs")
     return StepCost(prompt, decode, pair_s, prompt_pair_s)
@@ -178,14 +188,14 @@ def _fit(samples: Sequence[tuple[StepWork, float]], kind: str) -> tuple[StepCost
 
 
 class Correction:
-    """The ratio of measured to predicted time: a moving mean and its spread."""
+    """The ratio of measured to predicted time, as a moving mean and mean deviation."""
 
     def __init__(self) -> None:
         self.mean = 1.0
         self.spread = 0.0
 
     def observe(self, predicted_s: float, took_s: float) -> None:
-        """One step took so long."""
+        """Record the predicted and the measured time of a step."""
         if predicted_s <= 0:
             return
         ratio = min(took_s / predicted_s, 20.0)
@@ -193,11 +203,13 @@ class Correction:
         self.mean += _WEIGHT * (ratio - self.mean)
 
     def relax(self) -> None:
-        """Nothing ran because of this estimate: weaken it, or nothing is ever measured again."""
+        """Move the estimate towards 1. Called when no step ran because of it: otherwise nothing
+        would ever be measured again.
+        """
         self.mean += 0.02 * (1.0 - self.mean)
         self.spread *= 0.98
 
     @property
     def upper(self) -> float:
-        """What a careful prediction is multiplied with."""
+        """The factor for a conservative prediction."""
         return self.mean + 2.0 * self.spread

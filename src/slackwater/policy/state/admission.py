@@ -8,7 +8,7 @@ from slackwater.model.residency import StateBudgets
 
 @dataclass(frozen=True, slots=True)
 class ImageSize:
-    """An image on the host or on disk; a `warm` one has its place on the host for good."""
+    """The size of an image of state. A `warm` image always keeps its place in host memory."""
 
     bytes: int
     warm: bool
@@ -16,7 +16,7 @@ class ImageSize:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentNeeds:
-    """What a deployment must have together to run: so much of the device, and these images."""
+    """What a deployment needs at the same time to run: device memory, and these images."""
 
     device_bytes: int
     images: tuple[str, ...]
@@ -28,10 +28,11 @@ def explain_refusal(
     kept: Sequence[DeploymentNeeds],
     asked: DeploymentNeeds,
 ) -> str | None:
-    """Why the deployment does not fit beside those that are kept; None if it does.
+    """Why the deployment does not fit beside those that are kept; None if it fits.
 
-    A shared image counts once. Warm images have their host memory for good; the others must all fit
-    on disk, and those of any one deployment beside the warm ones, so that it can be brought up.
+    A shared image counts once. Warm images reserve host memory. All other images must fit on disk,
+    and for each deployment its other images must fit into host memory beside the warm ones, so that
+    it can be loaded.
     """
     if asked.device_bytes > budgets.device_bytes:
         return (

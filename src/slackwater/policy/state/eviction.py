@@ -1,4 +1,4 @@
-"""Which states leave a tier to make room, and which load early (PlexRL 4.5.1, 4.5.4)."""
+"""Which states are evicted from a tier, and which may be loaded early (PlexRL 4.5.1, 4.5.4)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EvictionCandidate:
-    """A state that could leave: its size, last use, and place in the scheduler's hint, from 0; None
-    if the hint does not name it.
+    """A state that could be evicted. `next_use` is its position in the scheduler's hint of coming
+    uses, from 0; None if the hint does not name it.
     """
 
     name: str
@@ -17,8 +17,8 @@ class EvictionCandidate:
 
 
 def choose_victims(candidates: Sequence[EvictionCandidate], needed_bytes: int) -> list[str] | None:
-    """The fewest states that make the room, or None: first the unhinted, longest unused first, then
-    those hinted last.
+    """The states to evict for `needed_bytes`, or None if all are not enough. First come states
+    without a hint, least recently used first, then those whose next use is last.
     """
     if needed_bytes <= 0:
         return []
@@ -31,7 +31,7 @@ def choose_victims(candidates: Sequence[EvictionCandidate], needed_bytes: int) -
             break
     if room < needed_bytes:
         return None
-    for candidate in list(chosen):  # a large one chosen late may make an earlier small one needless
+    for candidate in list(chosen):  # a large victim may make earlier, smaller ones unnecessary
         if room - candidate.bytes >= needed_bytes:
             chosen.remove(candidate)
             room -= candidate.bytes
@@ -44,5 +44,7 @@ def _soonest_last(candidate: EvictionCandidate) -> tuple[bool, int, float, str]:
 
 
 def may_evict(candidate: EvictionCandidate, to_next_use: int) -> bool:
-    """Whether an early load for use `to_next_use` may evict it: it is needed later, or never."""
+    """Whether an early load for the use at position `to_next_use` may evict this state: its own
+    next use is later, or unknown.
+    """
     return candidate.next_use is None or candidate.next_use > to_next_use

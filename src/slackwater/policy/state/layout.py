@@ -1,5 +1,5 @@
-"""The canonical form of a deployment's state: each part once, by key, at a place of one image, so
-that data-parallel replicas are stored once (PlexRL 4.5.2).
+"""The canonical layout of a deployment's state: each part once, by key, at an offset of one image.
+So data-parallel replicas are stored once (PlexRL 4.5.2).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from slackwater.model.errors import ConfigError
 from slackwater.model.residency import PartRole, StateKey, StoredPart
 
-_RUN_ALIGNMENT = 64  # where the kind changes; inside a kind parts lie end to end, as one vector
+_RUN_ALIGNMENT = 64  # between kinds of parts; parts of one kind are contiguous, as one vector
 
 
 @dataclass(frozen=True, slots=True)
 class ImageLayout:
-    """Where each part begins in the image, in order, and the image's length."""
+    """The parts of an image in order, their offsets, and the image's length."""
 
     parts: tuple[StoredPart, ...]
     offsets: tuple[int, ...]
     bytes: int
 
     def place(self, key: StateKey) -> int:
-        """Where a key's bytes begin."""
+        """The offset of a key's bytes."""
         for part, offset in zip(self.parts, self.offsets, strict=True):
             if part.key == key:
                 return offset
@@ -28,7 +28,7 @@ class ImageLayout:
 
 
 def lay_out(parts: Sequence[StoredPart]) -> ImageLayout:
-    """The parts in their order, each once; vectors of one kind and type stay whole."""
+    """Lay out the parts in their order, each once. Vectors of one kind and type are contiguous."""
     offsets: list[int] = []
     chosen = list(iter_unique(parts))
     stop = 0
@@ -49,7 +49,7 @@ def align_up(place: int, to: int) -> int:
 
 
 def iter_unique(parts: Iterable[StoredPart]) -> Iterable[StoredPart]:
-    """Each key once; the same key with another type or role is refused."""
+    """Each key once. The same key with another type or role is an error."""
     seen: dict[StateKey, StoredPart] = {}
     for part in parts:
         if part.key in seen:
@@ -60,7 +60,7 @@ def iter_unique(parts: Iterable[StoredPart]) -> Iterable[StoredPart]:
 
 
 def check_same(known: StoredPart, part: StoredPart) -> None:
-    """Replicas must describe a tensor alike; one that does not has the wrong name."""
+    """Raise an error if two replicas describe a tensor differently."""
     if (known.dtype, known.element_bytes, known.role) != (
         part.dtype,
         part.element_bytes,
@@ -74,7 +74,9 @@ def check_same(known: StoredPart, part: StoredPart) -> None:
 
 
 def merge_runs(places: Mapping[int, tuple[int, int]]) -> list[tuple[int, int, int]]:
-    """Copies `{to: (from, length)}` as `(to, from, length)`, joined where both sides adjoin."""
+    """Join copies `{to: (from, length)}` that are adjacent on both sides, into `(to, from,
+    length)`.
+    """
     runs: list[tuple[int, int, int]] = []
     for to in sorted(places):
         source, length = places[to]

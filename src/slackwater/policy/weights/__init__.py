@@ -1,1 +1,3 @@
-"""What to decide about weight versions: how to come to one, from whom, and what may go. Pure."""
+"""Decisions about weight versions: by which route to get one, from which member, and which to
+drop.
+"""

@@ -1,5 +1,5 @@
-"""How a holder of some versions comes to another: by deltas or a whole copy, whichever has fewer
-bytes (ROSE 4.2). Pure; ties are broken by fewer steps, then by name.
+"""By which route a member gets a version: by deltas from a version that it holds, or from a whole
+copy, whichever transfers fewer bytes (ROSE 4.2). Ties are broken by fewer steps, then by name.
 """
 
 import heapq
@@ -17,7 +17,7 @@ def is_worth_relaying(size: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """The changes that make `version` out of `base`."""
+    """The changes that turn `base` into `version`."""
 
     base: str
     version: str
@@ -26,7 +26,9 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class PullRoute:
-    """Take `start`, whole if `fetch_start`, else as held here; then apply `deltas` in order."""
+    """Start from `start`, fetched whole if `fetch_start`, else held already; then apply
+    `deltas`.
+    """
 
     start: str
     fetch_start: bool
@@ -36,34 +38,37 @@ class PullRoute:
 
 @dataclass(frozen=True, slots=True)
 class PullRoutePolicy:
-    """The route of fewest bytes; applying a delta costs as much as `step_bytes` of the link."""
+    """The route with the fewest bytes. Applying a delta counts as `step_bytes` more."""
 
     step_bytes: int = 1 << 16
 
     def choose(
         self, target: str, held: Collection[str], wholes: Mapping[str, int], deltas: Sequence[Delta]
     ) -> PullRoute | None:
-        """The cheapest route to `target` from versions that are `held` or can be fetched whole
-        (`wholes`, with sizes); None if there is none.
+        """The cheapest route to `target` from versions that are `held`, or that can be fetched
+        whole (`wholes`, with sizes); None if there is none. This is Dijkstra's algorithm over
+        deltas.
         """
         onward: dict[str, list[Delta]] = {}
         for delta in deltas:
             onward.setdefault(delta.base, []).append(delta)
-        begun = [PullRoute(version, False, (), 0) for version in sorted(held)]
-        begun += [PullRoute(version, True, (), size) for version, size in sorted(wholes.items())]
-        open_ways = [(way.bytes, 0, way.start, number, way) for number, way in enumerate(begun)]
-        heapq.heapify(open_ways)
-        numbers, done = count(len(begun)), set[str]()
-        while open_ways:
-            cost, steps, here, _, way = heapq.heappop(open_ways)
+        starts = [PullRoute(version, False, (), 0) for version in sorted(held)]
+        starts += [PullRoute(version, True, (), size) for version, size in sorted(wholes.items())]
+        queue = [
+            (route.bytes, 0, route.start, number, route) for number, route in enumerate(starts)
+        ]
+        heapq.heapify(queue)
+        numbers, done = count(len(starts)), set[str]()
+        while queue:
+            cost, steps, here, _, route = heapq.heappop(queue)
             if here == target:
-                return way
+                return route
             if here in done:
                 continue
             done.add(here)
             for delta in onward.get(here, ()):
-                whole_way = (*way.deltas, delta)
-                longer = PullRoute(way.start, way.fetch_start, whole_way, way.bytes + delta.bytes)
+                path = (*route.deltas, delta)
+                longer = PullRoute(route.start, route.fetch_start, path, route.bytes + delta.bytes)
                 price = cost + delta.bytes + self.step_bytes
-                heapq.heappush(open_ways, (price, steps + 1, delta.version, next(numbers), longer))
+                heapq.heappush(queue, (price, steps + 1, delta.version, next(numbers), longer))
         return None

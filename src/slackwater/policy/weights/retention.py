@@ -1,7 +1,7 @@
-"""Which payloads of a job's versions a store may drop: those that nobody needs any more.
+"""Which payloads of a job's versions a store may drop, because no member needs them any more.
 
-Kept are: what is pinned (a sampling session, a checkpoint), the newest version, and every delta on
-the cheapest route from a version that some instance still holds to the newest. Pure.
+It keeps pinned versions (of a sampling session or a checkpoint), the newest version, and every
+delta on the cheapest route to the newest version from a version that an instance still holds.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -13,8 +13,8 @@ from slackwater.policy.weights.pull_route import Delta, PullRoutePolicy
 
 @dataclass(frozen=True, slots=True)
 class StoredVersions:
-    """What a store holds of one job, oldest version first: `pinned` must stay readable, instances
-    have `held` and are pulling `reading` now.
+    """What a store holds of one job. `order` lists its versions, oldest first. Versions in `pinned`
+    must stay readable; instances hold those in `held`, and are pulling those in `reading`.
     """
 
     order: tuple[str, ...]
@@ -26,7 +26,9 @@ class StoredVersions:
 
 
 def find_drops(stored: StoredVersions, routes: PullRoutePolicy) -> list[Payload]:
-    """What to drop; a newcomer can still get every version that must stay readable."""
+    """The payloads to drop. A member without any version can still get every version that must stay
+    readable.
+    """
     kept: set[Payload] = set()
 
     def keep_route(version: str, held: Collection[str]) -> None:
@@ -41,8 +43,8 @@ def find_drops(stored: StoredVersions, routes: PullRoutePolicy) -> list[Payload]
     needed = {*stored.order[-1:], *stored.pinned, *stored.reading}
     for version in stored.order:
         if version in needed:
-            keep_route(version, ())  # for a newcomer
-    # Whichever way a version is being read, it stays open.
+            keep_route(version, ())  # for a member without any version
+    # A version that is being pulled keeps all its payloads: the route of the puller is not known.
     kept.update(payload for payload in payloads if payload.version in stored.reading)
     for held in stored.held if stored.order else ():
         keep_route(stored.order[-1], (held,))

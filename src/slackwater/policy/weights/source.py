@@ -1,6 +1,6 @@
-"""From whom a puller takes a version: one copy over the slow link between sites, then from
-neighbour to neighbour (WEAVE 5.2). A member may pass on what it has while it pulls, so a site is a
-tree. Pure; ties are broken by id.
+"""From which member a puller gets a version: one copy crosses the slow link between sites, then
+members of the site pull from each other (WEAVE 5.2). A member can serve a version while it still
+pulls it, so the members of a site form a tree. Ties are broken by id.
 """
 
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class PayloadHolder:
-    """A member that has the version, or not yet (`complete` is False). It feeds `feeds` pullers,
-    and is `depth` pulls away from a member that has all of it.
+    """A member that holds the version, or still pulls it (`complete` is False). It serves `feeds`
+    pullers, and is `depth` pulls away from a member that holds all of it.
     """
 
     member: str
@@ -24,25 +24,25 @@ class PayloadHolder:
 
 @dataclass(frozen=True, slots=True)
 class PayloadSource:
-    """Take it from `member`; `crosses` says whether that uses the slow link."""
+    """Pull from `member`; `crosses` says whether that uses the slow link."""
 
     member: str
     crosses: bool
 
 
 class SourcePolicy(Protocol):
-    """Chooses from whom a puller takes a version."""
+    """Chooses from which member a puller gets a version."""
 
     def choose(
         self, puller: PayloadHolder, holders: Sequence[PayloadHolder]
     ) -> PayloadSource | None:
-        """Where `puller` takes it from; None means: wait."""
+        """The source for `puller`, or None if it must wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class TreeSource:
-    """The nearest holder with room: same node, then same site, then one puller per site over the
-    slow link. A holder feeds at most `max_feeds`.
+    """The nearest holder that serves fewer than `max_feeds` pullers: on the same node, then in the
+    same site. The first puller of a site uses the slow link.
     """
 
     max_feeds: int = 2
@@ -50,8 +50,8 @@ class TreeSource:
     def choose(
         self, puller: PayloadHolder, holders: Sequence[PayloadHolder]
     ) -> PayloadSource | None:
-        """Where `puller` takes it from; None: wait, since all are busy. `holders` excludes those
-        that take it from the puller.
+        """The source for `puller`, or None if all are busy. `holders` must exclude members that
+        pull from the puller.
         """
         others = [holder for holder in holders if holder.member != puller.member]
         near = [holder for holder in others if holder.site == puller.site]
