@@ -226,7 +226,9 @@ def _convert_union(hint: Any, value: Any, at: str) -> Any:
 
 def _convert_tagged(arms: list[Any], value: Mapping[str, Any], at: str) -> Any:
     hints = [get_type_hints(arm) for arm in arms]
-    shared = [name for name in hints[0] if all(_is_literal(hint.get(name)) for hint in hints)]
+    shared = [
+        name for name in hints[0] if all(get_origin(hint.get(name)) is Literal for hint in hints)
+    ]
     assert shared, f"{at}: a union needs a Literal field that all its members have"
     tag = shared[0]
     tags = {
@@ -235,10 +237,6 @@ def _convert_tagged(arms: list[Any], value: Mapping[str, Any], at: str) -> Any:
     if tag not in value:
         raise ConfigError(f"{_join(at, tag)}: missing; write {' or '.join(map(repr, tags))}")
     return decode(tags[_convert_choice(tuple(tags), value[tag], _join(at, tag))], value, at)
-
-
-def _is_literal(hint: Any) -> bool:
-    return get_origin(hint) is Literal
 
 
 def _convert_choice(choices: tuple[Any, ...], value: Any, at: str) -> Any:

@@ -62,12 +62,9 @@ class TrajectoryIndex:
         by_block, last = self._by_block, blocks[-1]
         by_block[last] = (trajectory, now_s)
         by_block.move_to_end(last)
-        while len(by_block) > self._remembered or self._oldest_s < now_s - KEPT_S:
+        kept_s = now_s - KEPT_S
+        while len(by_block) > self._remembered or next(iter(by_block.values()))[1] < kept_s:
             by_block.popitem(last=False)
-
-    @property
-    def _oldest_s(self) -> float:
-        return next(iter(self._by_block.values()))[1]
 
 
 def _hash_blocks(value: int, tokens: bytes) -> list[int]:

@@ -17,7 +17,7 @@ from slackwater.model.instance import InstanceKind
 from slackwater.model.job_life import JobStage
 from slackwater.model.operation import OpKind
 from slackwater.model.placement import Phase
-from slackwater.model.slack import SlackRow
+from slackwater.model.slack import slack_row
 from slackwater.runtime.live_driver import loop_time
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.settings import PriceSettings
@@ -100,8 +100,8 @@ class ActivitySampler:
         self.slack.sample(passed_s)
 
     def _take_permits(self) -> None:
-        keeper = self._plane.controller.phases
-        if self._plane.phases is None or keeper is None:
+        phases = self._plane.controller.phases
+        if self._plane.phases is None or phases is None:
             return
         spans = self._plane.phases.executor.spans.spans
         for span in spans[self._taken :]:
@@ -111,7 +111,7 @@ class ActivitySampler:
         self._taken = len(spans)
         running = {
             node: (permit.job, permit.phase, permit.started_s - self._start_s)
-            for permit in keeper.scheduler.permits.active()
+            for permit in phases.scheduler.permits.active()
             for node in permit.nodes
             if not permit.shrunk
         }
@@ -253,13 +253,13 @@ class SlackMeter:
         self._granted_core_s += passed_s * cores
 
     def _sample_phases(self, passed_s: float) -> None:
-        keeper = self._plane.controller.phases
-        if keeper is None:
+        phases = self._plane.controller.phases
+        if phases is None:
             return
         nodes_in_use: set[str] = set()
         living: dict[JobId, float] = {}
         for entry in self._plane.controller.jobs.entries():
-            state = None if entry.stage.over else keeper.scheduler.find(entry.job)
+            state = None if entry.stage.over else phases.scheduler.find(entry.job)
             if state is None or state.placement is None:
                 continue
             nodes = (*state.placement.rollout_nodes, *state.placement.train_nodes)
@@ -287,30 +287,33 @@ class SlackMeter:
     def rows(self) -> list[dict[str, Any]]:
         """By kind of slack; kinds that this service does not use are left out."""
         prices, gauges = self._plane.settings.prices, self._plane.controller.weights.gauges()
-        found: list[SlackRow] = []
+        found: list[dict[str, Any]] = []
         device, core = prices.device_per_h, prices.core_per_h
         if self._phases_used_s:
             alone, used = self._phases_alone_s / _HOUR_S, self._phases_used_s / _HOUR_S
             detail = "finished phases, on nodes of their own"
-            found.append(SlackRow("phases", "device h", alone, used, device, device, detail))
+            paid = {"price": device, "used_price": device}
+            found.append(slack_row("phases", "device h", alone, used, detail, **paid))
         if (borrowed := self._capacity.get(InstanceKind.BORROWED)) is not None:
             loans = self._plane.rollout.lending
             detail = f"{0 if loans is None else loans.loans} loans, paid for by the served model"
             alone = borrowed.busy_s / _HOUR_S
-            found.append(SlackRow("serving", "device h", alone, 0.0, device, 0.0, detail))
+            found.append(slack_row("serving", "device h", alone, 0.0, detail, price=device))
         if (spot := self._capacity.get(InstanceKind.SPOT)) is not None:
             hours, cheap = spot.present_s / _HOUR_S, prices.spot_device_per_h
             detail = "the same hours at the price of spot"
-            found.append(SlackRow("spot", "device h", hours, hours, device, cheap, detail))
+            paid = {"price": device, "used_price": cheap}
+            found.append(slack_row("spot", "device h", hours, hours, detail, **paid))
         if self._reserved_core_s:
             alone, used = self._reserved_core_s / _HOUR_S, self._granted_core_s / _HOUR_S
             detail = "a core for every open environment"
-            found.append(SlackRow("actions", "core h", alone, used, core, core, detail))
+            paid = {"price": core, "used_price": core}
+            found.append(slack_row("actions", "core h", alone, used, detail, **paid))
         if gauges["pulled_whole_bytes"]:
             alone, used = gauges["pulled_whole_bytes"] / 1e9, gauges["pulled_bytes"] / 1e9
             detail = f"{gauges['pulls_by_delta']:.0f} of {gauges['pulls']:.0f} pulls are deltas"
-            found.append(SlackRow("weights", "GB", alone, used, detail=detail))
-        return [row.to_dict() for row in found]
+            found.append(slack_row("weights", "GB", alone, used, detail))
+        return found
 
 
 def _dollars(prices: PriceSettings, kind: str, present_s: float) -> float | None:

@@ -46,8 +46,5 @@ class CoscheduledNodes:
     def share(self, place: NodeId) -> float:
         """The part of its node that a place is, at most 1."""
         devices = place_devices(place)
-        return 1.0 if devices is None else len(devices) / self._sizes[_pool_of(place)].devices
-
-
-def _pool_of(place: NodeId) -> str:
-    return place.partition("-")[0]
+        pool = place.partition("-")[0]
+        return 1.0 if devices is None else len(devices) / self._sizes[pool].devices

@@ -71,7 +71,7 @@ class PhaseService:
         assert controller.phases is not None
         self._settings = settings
         self._controller = controller
-        self._keeper: PhaseController = controller.phases
+        self._phases: PhaseController = controller.phases
         self._feed = feed
         self._fleet_nodes = fleet_nodes
         self._syncs = _SYNC_PERMITS
@@ -129,7 +129,7 @@ class PhaseService:
                 return None
 
     def _find_live(self, entry: RegisteredJob) -> ManagedJob:
-        managed = self._keeper.find(entry.job)
+        managed = self._phases.find(entry.job)
         if entry.stage.over or managed is None:
             raise RefusedError(f"job: {entry.job} is {entry.stage}: {entry.reason}")
         return managed
@@ -142,7 +142,7 @@ class PhaseService:
         if permit > _SYNC_PERMITS:
             return {"permit": permit, "state": "held", "shrunk": False}
         self._feed(PermitProgress(loop_time(), entry.job, permit, finished, total, tokens))
-        managed = self._keeper.find(entry.job)
+        managed = self._phases.find(entry.job)
         current = None if managed is None else managed.permit
         if current is not None and current.client_number == permit:
             is_tail = current.tail_instances is not None
@@ -165,17 +165,17 @@ class PhaseService:
         for entry in self._controller.jobs.entries():
             if entry.terms is None or entry.driven or entry.stage.over:
                 continue
-            managed = self._keeper.find(entry.job)
+            managed = self._phases.find(entry.job)
             hold = None
             if managed is not None and managed.permit is not None and managed.requests_permits:
                 hold = _StoredHold(managed.permit.client_number, managed.permit.phase)
-            state = self._keeper.scheduler.find(entry.job)
+            state = self._phases.scheduler.find(entry.job)
             profile = entry.profile
             if profile is not None and state is not None:
                 profile = state.profile
             done = entry.iterations_done
             jobs.append(_StoredJob(entry.job, entry.tenant, entry.terms, profile, done, hold))
-        return _StoredPhases(jobs, self._keeper.scheduler.permits.last_number)
+        return _StoredPhases(jobs, self._phases.scheduler.permits.last_number)
 
     async def adopt(self) -> None:
         """Adopt jobs and permits of the previous control plane; holders keep their permits."""
@@ -194,7 +194,7 @@ class PhaseService:
     # ---- status ----
     def pause_reason(self, job: JobId) -> str | None:
         """Why a job's work waits for the co-scheduler; None if it does not."""
-        entry, managed = self._controller.jobs.find(job), self._keeper.find(job)
+        entry, managed = self._controller.jobs.find(job), self._phases.find(job)
         if entry is not None and entry.stage is JobStage.HELD:
             return f"job {job} waits for a place: {entry.reason}"
         if managed is None or managed.requested_s is None:
@@ -257,7 +257,7 @@ class PhaseService:
             "tail": None,
             "utilisation": round(self.executor.spans.utilisation(node, now_s), 4),
         }
-        for permit in self._keeper.scheduler.permits.active():
+        for permit in self._phases.scheduler.permits.active():
             if not any(overlap(node, place) for place in permit.nodes):
                 continue
             if permit.shrunk:
@@ -269,13 +269,13 @@ class PhaseService:
 
     def _job(self, entry: RegisteredJob, now_s: float) -> dict[str, Any]:
         assert entry.terms is not None
-        managed, state = self._keeper.find(entry.job), self._keeper.scheduler.find(entry.job)
+        managed, state = self._phases.find(entry.job), self._phases.scheduler.find(entry.job)
         placement = None if state is None else state.placement
         hold = None if managed is None else managed.permit
         waits_s = (
             None if managed is None or managed.requested_s is None else now_s - managed.requested_s
         )
-        slowdown = self._keeper.slowdown(entry.job, now_s)
+        slowdown = self._phases.slowdown(entry.job, now_s)
         return {
             "job": entry.job,
             "tenant": entry.tenant,

@@ -25,7 +25,7 @@ class Sessions:
 
     def __init__(self, store: Store, silent_after_s: float) -> None:
         self._store = store
-        self._book = SessionTracker(silent_after_s)
+        self._tracker = SessionTracker(silent_after_s)
         self._sessions: dict[SessionId, Session] = {}
 
     async def adopt(self, now_s: float) -> None:
@@ -38,7 +38,7 @@ class Sessions:
         for session, active in await self._store.call(read):
             self._sessions[session.session] = session
             if active:
-                self._book.touch(session.session, now_s)
+                self._tracker.touch(session.session, now_s)
 
     async def open(self, tenant: TenantId, description: dict[str, Any], now_s: float) -> SessionId:
         """Open a session; its description may name the job that it belongs to."""
@@ -54,7 +54,7 @@ class Sessions:
         }
         await self._store.call(lambda c: c.execute(sessions.insert().values(**row)) and None)
         self._sessions[session.session] = session
-        self._book.touch(session.session, now_s)
+        self._tracker.touch(session.session, now_s)
         return session.session
 
     def get(self, tenant: TenantId, name: str) -> Session:
@@ -71,30 +71,30 @@ class Sessions:
 
     def jobs(self) -> dict[JobId, TenantId]:
         """The jobs of live sessions, and their tenants."""
-        living = [s for s in self._sessions.values() if self._book.is_alive(s.session)]
+        living = [s for s in self._sessions.values() if self._tracker.is_alive(s.session)]
         return {session.job: session.tenant for session in living}
 
     def live_sessions(self, job: JobId) -> list[SessionId]:
         own = [s.session for s in self._sessions.values() if s.job == job]
-        return [session for session in own if self._book.is_alive(session)]
+        return [session for session in own if self._tracker.is_alive(session)]
 
     def is_live(self, session: SessionId) -> bool:
-        return self._book.is_alive(session)
+        return self._tracker.is_alive(session)
 
     def record_heartbeat(self, session: SessionId, now_s: float) -> None:
         """Keep a session alive; one that has ended stays ended."""
-        if self._book.is_alive(session):
-            self._book.touch(session, now_s)
+        if self._tracker.is_alive(session):
+            self._tracker.touch(session, now_s)
 
     def reap_silent(self, now_s: float) -> list[SessionId]:
         """End the sessions that have been silent too long; returns them."""
-        return self._book.reap(now_s)
+        return self._tracker.reap(now_s)
 
     def count_active(self) -> int:
-        return sum(self._book.is_alive(session) for session in self._sessions)
+        return sum(self._tracker.is_alive(session) for session in self._sessions)
 
     async def end(self, session: SessionId, status: dict[str, Any]) -> None:
-        self._book.end(session)
+        self._tracker.end(session)
         ending = sessions.update().where(sessions.c.session == session)
         await self._store.call(
             lambda c: c.execute(ending.values(status=json.dumps(status))) and None

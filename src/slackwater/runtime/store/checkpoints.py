@@ -126,20 +126,15 @@ class CheckpointRoom:
         most = self._limits.limits_of(tenant).checkpoint_bytes(usage.total)
         if most is None:
             return
-        held = await self._store.call(lambda c: _sum_bytes(c, tenant, path))
+        columns = checkpoints.c
+        others = (columns.tenant == tenant, columns.path != path)
+        total = sa.select(sa.func.sum(columns.size_bytes)).where(*others)
+        held = int(await self._store.call(lambda c: c.execute(total).scalar()) or 0)
         if held >= most:
             raise RefusedError(
                 f"path: tenant {tenant} keeps {held} bytes of checkpoints and may keep {most} "
                 "([limits] checkpoint_share); delete some"
             )
-
-
-def _sum_bytes(connection: Connection, tenant: TenantId, but: str) -> int:
-    columns = checkpoints.c
-    held = sa.select(sa.func.sum(columns.size_bytes)).where(
-        columns.tenant == tenant, columns.path != but
-    )
-    return int(connection.execute(held).scalar() or 0)
 
 
 def drop_checkpoint(connection: Connection, path: str) -> None:

@@ -14,7 +14,7 @@ import msgspec
 
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
 from slackwater.model.ids import TenantId
-from slackwater.model.slack import SlackRow
+from slackwater.model.slack import slack_row
 from slackwater.serve.dashboard.browser_sessions import Viewer
 from slackwater.serve.dashboard.source import PlannedFleet, PlannedJob, read_curves, read_json
 from slackwater.timeline.lanes import (
@@ -185,7 +185,7 @@ class RecordedSource:
         alone_s = sum(row.get("alone_s", 0.0) for row in self._jobs.values())
         detail = "phases as recorded, on separate nodes for each job, without switches"
         hours = (alone_s / 3600.0, used_s / 3600.0)
-        return [SlackRow("phases", "device h", hours[0], hours[1], detail=detail).to_dict()]
+        return [slack_row("phases", "device h", hours[0], hours[1], detail)]
 
     def _row(self, job: str) -> dict[str, Any]:
         if job not in self._jobs:
