@@ -17,7 +17,7 @@ from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.errors import UnavailableError
 from slackwater.model.ids import WorkerId
 from slackwater.model.turn import TurnSpec
-from slackwater.runtime.executors.engines import EngineExecutor, EngineHooks
+from slackwater.runtime.executors.engines import EngineExecutor
 from slackwater.runtime.executors.serving import Offer, ServingExecutor
 from slackwater.runtime.live_driver import live_driver
 from slackwater.runtime.net.hub import WorkerHub
@@ -55,7 +55,7 @@ class RolloutFloor:
         self.rollout = EngineExecutor(
             self.runtime,
             self.hub,
-            EngineHooks(self._release),
+            release=self._release,
             lending=None if lending is None else self.lending,
         )
         self._joined = asyncio.Event()

@@ -16,8 +16,8 @@ from slackwater.model.ids import InstanceId, JobId, NodeId, RequestId, SessionId
 from slackwater.model.session import SamplingSession
 from slackwater.runtime.executors.actions import ActionExecutor
 from slackwater.runtime.executors.drivers import DriverExecutor
-from slackwater.runtime.executors.engines import EngineExecutor, EngineHooks
-from slackwater.runtime.executors.permits import DecisionClock, PermitExecutor, PhaseCallbacks
+from slackwater.runtime.executors.engines import EngineExecutor
+from slackwater.runtime.executors.permits import DecisionClock, PermitExecutor
 from slackwater.runtime.executors.serving import Offer, ServingExecutor
 from slackwater.runtime.executors.state_moves import StateMoves
 from slackwater.runtime.executors.trainers import TrainerExecutor
@@ -46,7 +46,7 @@ from slackwater.runtime.services.meters import Meters
 from slackwater.runtime.services.outcomes import RequestOutcomes
 from slackwater.runtime.services.phases import PhaseService
 from slackwater.runtime.services.publications import Publications
-from slackwater.runtime.services.rentals import RentalHooks, RentalService
+from slackwater.runtime.services.rentals import RentalService
 from slackwater.runtime.services.sampling import SamplingService
 from slackwater.runtime.services.sessions import Sessions
 from slackwater.runtime.services.slo_tracker import SloTracker
@@ -186,14 +186,16 @@ class ControlPlane:
                 if base.name != served.model
             }
             lending = ServingExecutor(self.runtime, self.hub.send, offers, slo.is_met)
-        hooks = EngineHooks(
+        self.rollout = EngineExecutor(
+            self.runtime,
+            self.hub,
             release=self._release_instance,
             delete_version=self._delete_version,
             find_place=partial(self._find_place, "rollout"),
             turns_returned=self.fleet.returning.settle_engine,
-        )
-        self.rollout = EngineExecutor(
-            self.runtime, self.hub, hooks, meters=self.meters, lending=lending, slo=slo
+            meters=self.meters,
+            lending=lending,
+            slo=slo,
         )
         self.instances = InstanceService(
             self.controller,
@@ -240,13 +242,7 @@ class ControlPlane:
             end_sessions=self._end_sessions,
             url=url,
         )
-        self.submissions = Submissions(
-            self.store,
-            self.controller,
-            feed,
-            self.drivers,
-            lambda: [base.name for base in self.bases],
-        )
+        self.submissions = Submissions(self.store, self.controller, feed, self.drivers, self.bases)
 
     def _build_phases(self, clock: DecisionClock) -> None:
         """Permits of jobs that share nodes; none without a co-scheduler."""
@@ -254,13 +250,15 @@ class ControlPlane:
         settings, nodes = self.settings.coschedule, self._coscheduled
         if settings is None:
             return
-        callbacks = PhaseCallbacks(
+        spans = PermitSpans(tuple(nodes.fleet_nodes), loop_time(), nodes.share)
+        executor = PermitExecutor(
+            self.runtime,
+            spans,
+            clock,
             end_refused_job=self._end_refused_job,
             save_state=self._save_phases,
             prefetch=self.training.prefetch,
         )
-        spans = PermitSpans(tuple(nodes.fleet_nodes), loop_time(), nodes.share)
-        executor = PermitExecutor(self.runtime, spans, callbacks, clock)
         self.phases = PhaseService(
             settings,
             self.controller,
@@ -342,13 +340,11 @@ class ControlPlane:
         self.rentals = RentalService(
             self.settings.whole_fleet,
             self.state.root / "rentals",
-            RentalHooks(
-                join_token=lambda node, pool: self.join_address().token(node, pool),
-                leave=lambda node, in_s: self.workers.node_leaving(node, in_s),
-                count_other_engines=self.instances.count_remote,
-            ),
             self.runtime,
             self._coscheduled.fleet_nodes,
+            join_token=lambda node, pool: self.join_address().token(node, pool),
+            leave=lambda node, in_s: self.workers.node_leaving(node, in_s),
+            count_other_engines=self.instances.count_remote,
         )
 
     async def start(self) -> None:

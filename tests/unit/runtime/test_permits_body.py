@@ -6,27 +6,24 @@ from slackwater.control.coschedule.commands import PermitEnded, PermitGiven
 from slackwater.control.fleet.controller import FleetController
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.placement import Phase
-from slackwater.runtime.executors.permits import DecisionClock, PermitExecutor, PhaseCallbacks
+from slackwater.runtime.executors.permits import DecisionClock, PermitExecutor
 from slackwater.runtime.live_driver import live_driver, loop_time
 from slackwater.timeline.spans import PermitSpans
 
 A, B = JobId("a"), JobId("b")
 
 
-def _hands(
+def _executor(
     hinted: list[tuple[list[JobId], list[JobId]]], saved: list[None] | None = None
-) -> PhaseCallbacks:
-    return PhaseCallbacks(
-        lambda job, reason: None,
-        lambda: None if saved is None else saved.append(None),
-        lambda training, rolling: hinted.append((training, rolling)),
+) -> PermitExecutor:
+    return PermitExecutor(
+        live_driver(FleetController()),
+        PermitSpans((NodeId("n"),), loop_time()),
+        DecisionClock(),
+        end_refused_job=lambda job, reason: None,
+        save_state=lambda: None if saved is None else saved.append(None),
+        prefetch=lambda training, rolling: hinted.append((training, rolling)),
     )
-
-
-def _body(callbacks: PhaseCallbacks) -> PermitExecutor:
-    runtime = live_driver(FleetController())
-    spans = PermitSpans((NodeId("n"),), loop_time())
-    return PermitExecutor(runtime, spans, callbacks, DecisionClock())
 
 
 def _given(
@@ -39,7 +36,7 @@ def test_a_permit_with_a_switch_and_the_end_of_training_have_states_brought_up()
     hinted: list[tuple[list[JobId], list[JobId]]] = []
 
     async def given() -> None:
-        body = _body(_hands(hinted))
+        body = _executor(hinted)
         body.execute(_given(0, A, Phase.TRAIN))
         body.execute(_given(1, B, Phase.ROLLOUT, switch=True))
         assert not hinted  # permits do not wait for it
@@ -58,7 +55,7 @@ def test_what_follows_from_one_event_is_one_hint() -> None:
     hinted: list[tuple[list[JobId], list[JobId]]] = []
 
     async def given() -> None:
-        body = _body(_hands(hinted))
+        body = _executor(hinted)
         body.execute(_given(0, A, Phase.TRAIN, switch=True))
         body.execute(_given(1, B, Phase.ROLLOUT, switch=True))
         await asyncio.sleep(0)
@@ -71,7 +68,7 @@ def test_ends_of_iterations_and_asked_permits_are_written_down_inferred_rollouts
     saved: list[None] = []
 
     async def given() -> None:
-        body = _body(_hands([], saved))
+        body = _executor([], saved)
         body.execute(_given(0, A, Phase.ROLLOUT))
         body.execute(PermitEnded(A, 0))
         assert not saved

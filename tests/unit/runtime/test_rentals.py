@@ -12,7 +12,7 @@ from slackwater.model.ids import JobId, NodeId
 from slackwater.runtime.launch.fleet_file import FleetFile, FleetNode, FleetPool
 from slackwater.runtime.launch.rental_provider import RentalProvider
 from slackwater.runtime.live_driver import FleetDriver, live_driver
-from slackwater.runtime.services.rentals import RentalHooks, RentalService
+from slackwater.runtime.services.rentals import RentalService
 
 PLACE, NODE = NodeId("rollout-0"), NodeId("b")
 
@@ -30,10 +30,15 @@ def fleet_file(
 
 
 def opened(file: FleetFile, folder: Path, driver: FleetDriver) -> RentalService:
-    hooks = RentalHooks(
-        lambda node, pool: f"token-of-{node}-{pool}", lambda node, in_s: None, lambda rented: 0
+    service = RentalService(
+        file,
+        folder,
+        driver,
+        {PLACE: str(NODE)},
+        join_token=lambda node, pool: f"token-of-{node}-{pool}",
+        leave=lambda node, in_s: None,
+        count_other_engines=lambda rented: 0,
     )
-    service = RentalService(file, folder, hooks, driver, {PLACE: str(NODE)})
     service.start()
     return service
 

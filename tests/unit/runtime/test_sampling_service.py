@@ -31,7 +31,7 @@ from slackwater.model.ids import (
     WorkerId,
 )
 from slackwater.model.session import SamplingSession
-from slackwater.runtime.executors.engines import EngineExecutor, EngineHooks
+from slackwater.runtime.executors.engines import EngineExecutor
 from slackwater.runtime.live_driver import live_driver
 from slackwater.runtime.net.background import Background
 from slackwater.runtime.net.hub import WorkerHub
@@ -100,7 +100,7 @@ def with_desk(
         hub = WorkerHub(OneKey("secret"))
         CONTROLLERS.append(FleetController())
         runtime = live_driver(CONTROLLERS[-1])
-        rollout = EngineExecutor(runtime, hub, EngineHooks(lambda worker: None))
+        rollout = EngineExecutor(runtime, hub, release=lambda worker: None)
         shares = TurnShares(8, ["mine", "other"])
         loop_shares = LoopShares(1)
         queues, fair_work = TenantQueues(loop_shares), FairWork(loop_shares)
@@ -288,7 +288,7 @@ def test_an_engine_is_believed_once_and_no_more_than_an_engine_keeps(tmp_path: P
         rollout = EngineExecutor(
             live_driver(FleetController()),
             WorkerHub(OneKey("secret")),
-            EngineHooks(lambda worker: None),
+            release=lambda worker: None,
         )
         for worker, message in reports:
             rollout.handle_frame(WorkerId(worker), Frame(FrameKind.CONTROL, body_of(message)))

@@ -16,7 +16,7 @@ from slackwater.control.steps import events as of_step
 from slackwater.model.ids import JobId, TrajectoryId, TurnId, WorkerId
 from slackwater.model.sampling import Sampling
 from slackwater.model.turn import TurnSpec
-from slackwater.runtime.executors.engines import EngineExecutor, EngineHooks
+from slackwater.runtime.executors.engines import EngineExecutor
 from slackwater.runtime.executors.turn_results import TurnResult
 from slackwater.runtime.live_driver import live_driver, loop_time
 from slackwater.wire import messages
@@ -34,8 +34,8 @@ class Floor:
         settings = RolloutSettings(trainer_patience_s=0.2, watch_every_s=0.02)
         self.controller = FleetController(settings)
         self.runtime = live_driver(self.controller)
-        hooks = EngineHooks(lambda worker: None)
-        self.rollout = EngineExecutor(self.runtime, self, hooks)  # type: ignore[arg-type]  # only send() is used
+        hub: Any = self  # of which only send() is used
+        self.rollout = EngineExecutor(self.runtime, hub, release=lambda worker: None)
         self.runtime.register(self._granted, (GrantDevices,))
         self.waiting: dict[WorkerId, asyncio.Future[bool]] = {}
         self.sent: list[tuple[WorkerId, messages.Message]] = []

@@ -62,19 +62,6 @@ TurnReport: TypeAlias = (
 EngineCommand: TypeAlias = TurnReport | InstanceCommand | OtherCommand
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class EngineHooks:
-    """`release` ends an engine's process and `delete_version` removes a version from the store.
-    `find_place` gives the co-scheduler's place of a worker. `turns_returned` is called when an
-    engine has reported the turns that it still has from an earlier control plane.
-    """
-
-    release: Callable[[WorkerId], None]
-    delete_version: Callable[[str], None] = lambda version: None
-    find_place: Callable[[WorkerId], NodeId | None] = lambda worker: None
-    turns_returned: Callable[[WorkerId], None] = lambda worker: None
-
-
 @dataclasses.dataclass(slots=True)
 class _OpenTurn:
     """A turn that has not ended. `has_streamed`: its first tokens were passed on."""
@@ -93,15 +80,23 @@ class EngineExecutor:
         self,
         driver: FleetDriver,
         hub: WorkerHub,
-        hooks: EngineHooks,
         *,
+        release: Callable[[WorkerId], None],
+        delete_version: Callable[[str], None] = lambda version: None,
+        find_place: Callable[[WorkerId], NodeId | None] = lambda worker: None,
+        turns_returned: Callable[[WorkerId], None] = lambda worker: None,
         meters: Meters | None = None,
         lending: ServingExecutor | None = None,
         slo: SloTracker | None = None,
     ) -> None:
+        """`release` ends an engine's process, `delete_version` removes a version from the store,
+        `find_place` gives the co-scheduler's place of a worker. `turns_returned` is called when an
+        engine has reported the turns that it still has from an earlier control plane.
+        """
+        self._release, self._delete_version = release, delete_version
+        self._find_place, self._turns_returned = find_place, turns_returned
         self._meters = meters or Meters()
         self._hub = hub
-        self._hooks = hooks
         self.feed = driver.feed
         self._open: dict[TurnId, _OpenTurn] = {}
         self._trajectories = TrajectoryIndex()
@@ -205,7 +200,7 @@ class EngineExecutor:
         declared = structs.asdict(facts) | {"kind": InstanceKind(facts.kind)}
         del declared["lends"]
         declared["node"] = facts.node or None
-        place = self._hooks.find_place(worker)
+        place = self._find_place(worker)
         spec = InstanceSpec(instance=InstanceId(worker), place=place, **declared)
         local = spec.kind is InstanceKind.LOCAL
         self.feed(
@@ -246,7 +241,7 @@ class EngineExecutor:
                 self._topk[worker] = rows
             case messages.HeldTurns(turns):
                 self._store_returned_turns(worker, turns)
-                self._hooks.turns_returned(worker)
+                self._turns_returned(worker)
             case messages.VersionReady(version, kept):
                 self.feed(weight_events.InstanceReady(now_s, instance, version, kept))
             case messages.VersionFailed(version, error):
@@ -297,7 +292,7 @@ class EngineExecutor:
         match command:
             case commands.ReleaseInstance(instance, reason):
                 logger.warning("engine released instance=%s reason=%s", instance, reason)
-                self._hooks.release(WorkerId(instance))
+                self._release(WorkerId(instance))
             case step_commands.StartEngine(spec):
                 if spec.sleeps:  # turns that it gets before it is awake wait there
                     self._hub.send(WorkerId(spec.instance), messages.WakeEngine())
@@ -307,7 +302,7 @@ class EngineExecutor:
                 if number is not None:
                     self._hub.send(WorkerId(instance), messages.RestEngine(number))
             case weight_commands.DeleteVersion(version):
-                self._hooks.delete_version(version)
+                self._delete_version(version)
             case job_commands.PlaceJob(job):
                 # Every job shares the service's engines and trainers.
                 self.feed(JobAnswered(loop_time(), job, "placed", "shares what the service has"))

@@ -29,17 +29,6 @@ class GrantTime:
     own_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseCallbacks:
-    """`prefetch` gets the jobs that train now, and those that train next. `save_state` saves what
-    must survive a crash.
-    """
-
-    end_refused_job: Callable[[JobId, str], None]
-    save_state: Callable[[], None]
-    prefetch: Callable[[list[JobId], list[JobId]], None] = lambda training, rolling: None
-
-
 class DecisionClock:
     """The time of the controller's last event, from which grants measure how long they took."""
 
@@ -77,10 +66,18 @@ class PermitExecutor:
         self,
         driver: FleetDriver,
         spans: PermitSpans,
-        callbacks: PhaseCallbacks,
         clock: DecisionClock,
+        *,
+        end_refused_job: Callable[[JobId, str], None],
+        save_state: Callable[[], None],
+        prefetch: Callable[[list[JobId], list[JobId]], None] = lambda training, rolling: None,
     ) -> None:
-        self._feed, self._callbacks, self._clock = driver.feed, callbacks, clock
+        """`save_state` saves what must survive a crash; `prefetch` gets the jobs that train now,
+        and those that train next.
+        """
+        self._feed, self._clock = driver.feed, clock
+        self._end_refused_job, self._save_state = end_refused_job, save_state
+        self._prefetch = prefetch
         self._waiters: dict[JobId, set[asyncio.Future[None]]] = {}
         self.spans = spans
         self._live: dict[int, tuple[JobId, Phase]] = {}
@@ -112,11 +109,11 @@ class PermitExecutor:
                 if not moves:
                     self._feed(JobCrashed(loop_time(), job, reason))
             case commands.RefuseJob(job, reason):
-                self._callbacks.end_refused_job(job, reason)
+                self._end_refused_job(job, reason)
                 self._wake(job)
             case commands.StartJob(job) | commands.HoldJob(job):
                 logger.info("job answered job=%s reason=%s", job, command.reason)
-                self._callbacks.save_state()
+                self._save_state()
                 self._wake(job)
             case commands.RentNodes() | commands.ReturnNodes():
                 pass  # nothing to do without rented nodes
@@ -144,7 +141,7 @@ class PermitExecutor:
         )
         if command.asked:
             self._clients.add(command.job)
-            self._callbacks.save_state()
+            self._save_state()
         self._wake(command.job)
 
     def _record_end(self, job: JobId, permit: int, lost: str) -> None:
@@ -157,7 +154,7 @@ class PermitExecutor:
             logger.warning("permit lost job=%s permit=%d reason=%s", job, permit, lost)
         # A new control plane need not know that an inferred rollout ended.
         if trained or lost or job in self._clients:
-            self._callbacks.save_state()
+            self._save_state()
         self._wake(job)
 
     def _hint_soon(self) -> None:
@@ -172,7 +169,7 @@ class PermitExecutor:
         training = [job for job, phase in self._live.values() if phase is Phase.TRAIN]
         rolling = [job for job, phase in self._live.values() if phase is Phase.ROLLOUT]
         if training or rolling:
-            self._callbacks.prefetch(training, rolling)
+            self._prefetch(training, rolling)
 
     # ---- waiters ----
     async def wait(self, job: JobId, until_s: float) -> bool:

@@ -51,17 +51,6 @@ class _StoredRentals(msgspec.Struct):
     spent: dict[str, float] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class RentalHooks:
-    """`join_token(node, pool)`; `leave(node, in_s)` moves the turns off a node and ends its agent;
-    `count_other_engines` counts remote engines that are not on these nodes.
-    """
-
-    join_token: Callable[[NodeId, str], str]
-    leave: Callable[[NodeId, float], None]
-    count_other_engines: Callable[[tuple[NodeId, ...]], int]
-
-
 @dataclass(slots=True)
 class _Rental:
     provider: RentalProvider
@@ -80,13 +69,21 @@ class RentalService:
         self,
         file: FleetFile,
         folder: Path,
-        hooks: RentalHooks,
         fleet: FleetDriver,
         fleet_nodes: Mapping[NodeId, str],
+        *,
+        join_token: Callable[[NodeId, str], str],
+        leave: Callable[[NodeId, float], None],
+        count_other_engines: Callable[[tuple[NodeId, ...]], int],
     ) -> None:
-        """`fleet_nodes` names the fleet's node behind each of the co-scheduler's."""
+        """`fleet_nodes` names the fleet's node behind each of the co-scheduler's. `join_token` gets
+        a node and its pool; `leave` moves the turns off a node within a time and ends its agent;
+        `count_other_engines` counts the remote engines that are not on these nodes.
+        """
         self._providers = {provider.pool: provider for provider in file.providers}
-        self._folder, self._hooks, self._fleet_nodes = folder, hooks, fleet_nodes
+        self._folder, self._fleet_nodes = folder, fleet_nodes
+        self._join_token, self._leave = join_token, leave
+        self._count_other_engines = count_other_engines
         stored = self._read()
         self._stored = {NodeId(each.node): each for each in stored.rentals}
         terms = {
@@ -156,7 +153,7 @@ class RentalService:
             self._begin_release(node, _RETRY_S)
 
     def _report_limit(self, command: LimitInstances) -> None:
-        others = self._hooks.count_other_engines(self._controller.rented)
+        others = self._count_other_engines(self._controller.rented)
         self._driver.feed(InstancesLimited(loop_time(), command.job, command.most, others))
 
     def _report_placement(self, command: RentNodes | ReturnNodes) -> None:
@@ -189,7 +186,7 @@ class RentalService:
         token_file = self._folder / f"{node}.token"
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_whole(token_file, self._hooks.join_token(node, provider.pool) + "\n")
+            write_whole(token_file, self._join_token(node, provider.pool) + "\n")
             rental.machine = await provider.rent_node(node, token_file)
         except (SlackwaterError, OSError) as error:
             logger.warning("node not rented node=%s error=%s", node, error)
@@ -216,7 +213,7 @@ class RentalService:
         assert rental.machine is not None
         if rental.is_here:
             rental.gone.clear()
-            self._hooks.leave(node, _LEAVES_WITHIN_S)
+            self._leave(node, _LEAVES_WITHIN_S)
             if not await wait_until_set(rental.gone, _LEAVES_WITHIN_S + 10):
                 logger.warning("node stayed node=%s", node)
         await self._end(node, rental)

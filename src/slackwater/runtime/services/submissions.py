@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from slackwater.model.job_file import JobFile, OwnJob
 from slackwater.model.job_life import JobStage, job_id_of
 from slackwater.runtime.executors.drivers import DriverExecutor, driver_command
 from slackwater.runtime.live_driver import loop_time
+from slackwater.runtime.store.base_models import BaseModels
 from slackwater.runtime.store.database import Store
 from slackwater.runtime.store.job_accounts import (
     SubmittedJob,
@@ -36,15 +37,13 @@ _CURVES_BYTES = 16 << 10
 
 @dataclass(eq=False)
 class Submissions:
-    """`models` lists the models of the service. Only the operator may submit jobs with a driver,
-    since they run commands on this machine.
-    """
+    """Only the operator may submit jobs with a driver: they run commands on this machine."""
 
     store: Store
     controller: FleetController
     feed: Callable[[FleetEvent], None]
     executor: DriverExecutor
-    models: Callable[[], Iterable[str]]
+    bases: BaseModels
 
     def __post_init__(self) -> None:
         self._jobs: dict[JobId, SubmittedJob] = {}
@@ -190,7 +189,7 @@ class Submissions:
     def _check(self, file: JobFile) -> None:
         if self.executor.url is None:
             raise UnavailableError("jobs cannot be submitted while the service starts or stops")
-        models = list(self.models())
+        models = [base.name for base in self.bases]
         if file.model not in models:
             fix = f"is not served here; there are: {', '.join(models) or 'none'}"
             raise ConfigError.of("model", file.model, fix)
