@@ -92,12 +92,18 @@ sdk-range: $(STAMP)  # older releases of the tinker SDK, fetched without their d
 
 setup: $(STAMP)
 
+# A terminal shows pip's progress; a log gets one line per step.
+PIP_INSTALL := $(BIN)/python -m pip install $(shell test -t 2 || echo -q) -c constraints.txt
 $(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --upgrade pip
-	$(BIN)/python -m pip install -q -c constraints.txt torch
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[serve,rl,mcp,cookbook,dev]'
-	touch $@
+	@echo "setup: an environment in $(VENV)/, 2.3 GB at the end; minutes, depending on the network"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -q --upgrade pip
+	@echo "setup: 1 of 2: PyTorch (a build for CPUs is 0.2 GB, one for CUDA several GB)"
+	@$(PIP_INSTALL) torch
+	@echo "setup: 2 of 2: Slackwater and its other packages (0.5 GB)"
+	@$(PIP_INSTALL) -e '.[serve,rl,mcp,cookbook,dev]'
+	@touch $@
+	@echo "setup: ready; source $(BIN)/activate"
 
 clean:
 	rm -rf $(VENV) build dist runs
