@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from slackwater.cli.preflight import check_folder
 from slackwater.model.errors import ConfigError
 from slackwater.wire.join_token import read_token
 
@@ -90,6 +91,7 @@ def agent(
     named = (("--pool", token["pool"]), ("--site", site or None), ("--gpu-ids", gpu_ids))
     for option, value in named:
         arguments += [] if value is None else [option, value]
+    check_folder("--directory", folder)
     folder.mkdir(parents=True, exist_ok=True)
     print(f"node {name}: dialling {token['hub']}; stop with Ctrl-C", file=sys.stderr, flush=True)
     os.execve(sys.executable, arguments, environment)

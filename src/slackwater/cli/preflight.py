@@ -3,6 +3,7 @@
 import ctypes
 import shutil
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 from slackwater.model.errors import ConfigError, RefusedError
 
 if TYPE_CHECKING:
+    from slackwater.runtime.launch.fleet_file import FleetFile
     from slackwater.runtime.settings import ServiceSettings
 
 _LEAST_FREE_BYTES = 4 << 20
@@ -34,6 +36,24 @@ def check_room(state: Path) -> None:
     if free < _LEAST_FREE_BYTES:
         fix = f"is on a disk with {free >> 10} KiB free; free some space, or give another --state"
         raise RefusedError(f"--state: {str(state)!r} {fix}")
+
+
+def check_folder(field: str, folder: Path) -> None:
+    """Check that the folder can be made, or be written to; leaves nothing."""
+    try:
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        tempfile.TemporaryDirectory(dir=existing).cleanup()
+    except OSError as error:
+        fix = f"cannot be written ({error.strerror}); name a folder that this user can make"
+        raise ConfigError.of(field, str(folder), fix) from None
+
+
+def check_node_folders(fleet: "FleetFile") -> None:
+    """Check the folders of nodes that are started on this machine."""
+    for node in fleet.nodes if fleet.launcher == "local" else ():
+        if node.directory is not None:
+            folder = Path(node.directory).expanduser().absolute()
+            check_folder(f"nodes: {node.name}: directory", folder)
 
 
 def _cuda_devices() -> int:

@@ -55,7 +55,7 @@ def up(ctx: typer.Context, options: UpOptions) -> int:
     from slackwater.cli.atomic_file import unwind_on_terminate
     from slackwater.cli.background_start import removing_failed_start, start_in_background
     from slackwater.cli.device_preview import preview_devices
-    from slackwater.cli.preflight import check_device, check_models, check_room
+    from slackwater.cli.preflight import check_device, check_models, check_node_folders, check_room
     from slackwater.model.folder import write_whole
     from slackwater.runtime.launch.fleet_file import read_fleet_file
     from slackwater.runtime.launch.instance_list import read_instance_list
@@ -86,6 +86,7 @@ def up(ctx: typer.Context, options: UpOptions) -> int:
     if settings.has_engines:
         check_models(settings.models)
     check_room(root)
+    check_node_folders(settings.whole_fleet)
     unwind_on_terminate()  # until the service handles signals
     if options.background:
         return start_in_background(root)

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
+from slackwater.cli import agent as agent_command
 from slackwater.cli import down as down_command
 from slackwater.cli import status as status_command
 from slackwater.cli import up as up_command
@@ -22,6 +23,7 @@ from slackwater.model.errors import ConfigError, RefusedError, UnavailableError
 from slackwater.runtime.live_driver import Recording
 from slackwater.runtime.store.database import Store
 from slackwater.serve.http.server import bind
+from slackwater.wire.join_token import write_token
 
 BARE = ("--engines", "0", "--trainers", "0", "--sandboxes", "1", "--sandbox-backend", "process")
 
@@ -169,6 +171,35 @@ def test_a_full_disk_is_named_before_the_start(
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=4096))
     with pytest.raises(RefusedError, match=r"--state: .* 4 KiB free; free some space"):
         check_room(tmp_path / "state" / "below")
+
+
+@pytest.mark.parametrize("below", ["file/of/a/node", f"{'x' * 300}/a"])
+def test_a_nodes_directory_that_cannot_be_made_is_named_at_the_start(
+    tmp_path: Path, below: str
+) -> None:
+    (tmp_path / "file").touch()
+    fleet = tmp_path / "fleet.toml"
+    fleet.write_text(
+        '[[pools]]\nname = "p"\nengines = 0\nsandboxes = 1\n'
+        f'[[nodes]]\nname = "n"\npool = "p"\ndirectory = "{tmp_path}/{below}"\n'
+    )
+    options = ["--fleet", str(fleet), "--state", str(tmp_path / "state")]
+    result = CliRunner().invoke(up_command.app, options)
+    said = str(result.exception)
+    assert said.startswith(f"nodes: n: directory: '{tmp_path}/{below[:9]}")
+    assert " cannot be written (" in said and said.endswith(
+        "; name a folder that this user can make"
+    )
+    assert not (tmp_path / "state").exists()
+
+
+def test_an_agents_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    token = {"node": "n", "pool": None, "key": "k", "hub": "127.0.0.1:1", "depot": "", "pin": None}
+    (tmp_path / "token").write_text(write_token(token))
+    options = ["--join-file", str(tmp_path / "token"), "--directory", str(tmp_path / "file" / "a")]
+    result = CliRunner().invoke(agent_command.app, options)
+    assert str(result.exception).startswith(f"--directory: '{tmp_path}/file/a' cannot be written")
 
 
 def test_what_was_there_before_a_failed_start_stays(tmp_path: Path) -> None:
