@@ -170,7 +170,12 @@ class Runner:
         if len(scored):
             self._score(slots, counts, ends, scored, batch, logits)
             logits = logits[torch.from_numpy(np.searchsorted(batch.logit_rows, ends[due]))]
-        return self._sample(slots[due], logits) if len(due) else NOTHING
+        if not len(due):
+            return NOTHING
+        slots = slots[due]
+        columns = self._columns(slots)
+        tokens, logprobs = self._executor.sample(logits, columns)
+        return self._finish_sampling(slots, logits, columns, tokens, logprobs)
 
     def _next_uniforms(
         self, plan: StepPlan, rows: int, columns: SamplingColumns
@@ -214,11 +219,6 @@ class Runner:
         tokens = table.tokens[row_slots, positions].astype(np.int64)
         single = decode_only and len(due) == total
         return RowBatch(tokens, positions, row_slots, wanted, tuple(spans), single), ends, due
-
-    def _sample(self, slots: NDArray[np.int64], logits: Tensor) -> SampledTokens:
-        columns = self._columns(slots)
-        tokens, logprobs = self._executor.sample(logits, columns)
-        return self._finish_sampling(slots, logits, columns, tokens, logprobs)
 
     def _columns(self, slots: NDArray[np.int64]) -> SamplingColumns:
         table = self._slots

@@ -134,10 +134,6 @@ class Ranks:
         dist.broadcast(torch.frombuffer(held, dtype=torch.uint8), 0)
         return bytes(held)
 
-    def exchange(self, data: bytes) -> list[bytes]:
-        """Every rank's data, on every rank."""
-        return _exchange(data, self.layout.ranks)
-
     def max_over_ranks(self, number: int) -> int:
         found = torch.tensor([number])
         dist.all_reduce(found, dist.ReduceOp.MAX)
@@ -187,8 +183,9 @@ def _create_mesh(plan: RankPlan, kind: str) -> DeviceMesh:
     return DeviceMesh.from_group(groups, kind, ranks, mesh_dim_names=("dp", "tp"))
 
 
-def _exchange(data: bytes, ranks: int) -> list[bytes]:
-    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(ranks)]
+def exchange(data: bytes) -> list[bytes]:
+    """Every rank's data, on every rank."""
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
     dist.all_gather(sizes, torch.tensor([len(data)]))
     room = max(1, *(int(size) for size in sizes))
     found = [torch.empty(room, dtype=torch.uint8) for _ in sizes]
@@ -199,8 +196,8 @@ def _exchange(data: bytes, ranks: int) -> list[bytes]:
 def _check_versions(plan: RankPlan) -> None:
     own = {"slackwater": _package_version(), "torch": str(torch.__version__)}
     own["layout"] = str(plan.layout)
-    for rank, said in enumerate(_exchange(json.dumps(own).encode(), plan.layout.ranks)):
-        if (other := json.loads(said)) != own:
+    for rank, data in enumerate(exchange(json.dumps(own).encode())):
+        if (other := json.loads(data)) != own:
             raise ConfigError.of(
                 f"version of rank {rank}", other, f"must be rank {plan.rank}'s: {own}"
             )

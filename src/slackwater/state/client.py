@@ -52,9 +52,9 @@ class StateClient:
     def register(
         self, deployment: str, holder: str, parts: Sequence[StoredPart], *, warm: bool = True
     ) -> Registration:
-        said = self._ask(messages.RegisterState(deployment, list(parts), warm))
-        assert said.registration is not None
-        return said.registration
+        answer = self._ask(messages.RegisterState(deployment, list(parts), warm))
+        assert answer.registration is not None
+        return answer.registration
 
     def ensure(
         self, deployment: str, tier: Tier, *, lease: bool = False, timeout_s: float = 600.0
@@ -91,14 +91,14 @@ class StateClient:
             self._asks[ask] = waiting
         self._frames.send(structs.replace(request, ask=ask))
         try:
-            said = waiting.result(timeout_s + _ANSWER_S)
+            answer = waiting.result(timeout_s + _ANSWER_S)
         except TimeoutError:
             raise UnavailableError("state manager: no answer in time") from None
-        if said.error is not None:
-            found = getattr(errors, said.kind, UnavailableError)
+        if answer.error is not None:
+            found = getattr(errors, answer.kind, UnavailableError)
             kind = found if issubclass(found, SlackwaterError) else UnavailableError
-            raise kind(said.error)
-        return said
+            raise kind(answer.error)
+        return answer
 
     def _listen(self) -> None:
         while (got := self._frames.receive(_DECODER)) is not None:

@@ -100,8 +100,8 @@ class DiskTier:
                 sums = pool.map(
                     lambda piece: _read_piece(descriptor, start + piece[0], piece[1], path), pieces
                 )
-                for (place, piece), made, said in zip(pieces, sums, head["sums"], strict=True):
-                    if made != said:
+                for (place, piece), found, expected in zip(pieces, sums, head["sums"], strict=True):
+                    if found != expected:
                         raise _unusable(path, "its bytes are not as written")
                     if on_progress is not None:
                         on_progress(place + len(piece))
@@ -143,8 +143,8 @@ class DiskTier:
                         lambda piece: _write_piece(descriptor, begins + piece[0], piece[1]), pieces
                     )
                 )
-            said = json.dumps({"sums": sums, "about": about}).encode()
-            _write_piece(descriptor, PAGE, _pad(said, begins - PAGE))
+            text = json.dumps({"sums": sums, "about": about}).encode()
+            _write_piece(descriptor, PAGE, _pad(text, begins - PAGE))
             head = {"kind": _KIND, "bytes": len(pages), "begins": begins}
             _write_piece(descriptor, 0, _pad(json.dumps(head).encode(), PAGE))
             os.fsync(descriptor)

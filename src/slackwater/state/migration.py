@@ -112,10 +112,10 @@ class MigrationServer:
                 model = self._authenticate(connection)
                 try:
                     self._receive_state(connection, model)
-                    said: dict[str, Any] = {}
+                    reply: dict[str, Any] = {}
                 except SlackwaterError as refused:
-                    said = {"error": str(refused)}
-                _send(connection, said)
+                    reply = {"error": str(refused)}
+                _send(connection, reply)
         except (OSError, ValueError, KeyError, TypeError, SlackwaterError) as problem:
             logger.warning("a state did not arrive: %s", problem)
 
@@ -180,10 +180,10 @@ def _receive(connection: socket.socket) -> dict[str, Any]:
 
 
 def _answer(connection: socket.socket) -> dict[str, Any]:
-    said = _receive(connection)
-    if said.get("error"):
-        raise RefusedError(str(said["error"]))
-    return said
+    reply = _receive(connection)
+    if reply.get("error"):
+        raise RefusedError(str(reply["error"]))
+    return reply
 
 
 def _send_bytes(connection: socket.socket, found: Iterable[Bytes]) -> None:
@@ -199,7 +199,7 @@ def _receive_bytes(connection: socket.socket, places: Iterable[Bytes]) -> None:
     for place in places:
         receive_into(connection, place.data)
         total = zlib.crc32(place.data, total)
-    said = bytearray(_SUM.size)
-    receive_into(connection, memoryview(said))
-    if _SUM.unpack(said) != (total,):
+    expected = bytearray(_SUM.size)
+    receive_into(connection, memoryview(expected))
+    if _SUM.unpack(expected) != (total,):
         raise RefusedError("its bytes changed on the way")

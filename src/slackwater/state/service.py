@@ -28,13 +28,12 @@ class RemoteHolder:
         self._frames = frames
         self._sent: dict[str, int] = {}
         self._moves: dict[int, Callable[[MoveOutcome], None]] = {}
-        self._numbers = 0
+        self._numbers = itertools.count(1)
         self._lock = threading.Lock()
 
     def begin(self, move: HolderMove, ended: Callable[[MoveOutcome], None]) -> None:
         with self._lock:
-            self._numbers += 1
-            number = self._numbers
+            number = next(self._numbers)
             self._moves[number] = ended
             images, descriptors = [], []
             for name, image in move.images.items():

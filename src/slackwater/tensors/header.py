@@ -1,6 +1,6 @@
 """The header of a checked tensor file, read without loading a tensor or a tensor library.
 
-The header's metadata carries one JSON object: what the writer said (`meta`) and the CRC-32 of each
+The header's metadata carries one JSON object: the writer's `meta` and the CRC-32 of each
 tensor's bytes (`crc32`). The header determines the file's size, so a truncated file is detected.
 """
 

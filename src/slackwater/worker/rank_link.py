@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from slackwater.model.errors import NotFoundError, SlackwaterError
-from slackwater.nets.ranks import Ranks, exit_at_once, fail_together
+from slackwater.nets.ranks import Ranks, exchange, exit_at_once, fail_together
 from slackwater.wire import messages
 from slackwater.wire.frames import FrameDecoder
 from slackwater.worker.connection import Connection, HasFileno
@@ -115,7 +115,7 @@ class RankLink:
     def _count_parts(self) -> None:
         with self._lock:
             local_parts, self._written = self._written, {}
-        for text in self._ranks.exchange(json.dumps(local_parts).encode()):
+        for text in exchange(json.dumps(local_parts).encode()):
             for op, error in json.loads(text).items():
                 self._parts[int(op)].append(error)
         complete = [

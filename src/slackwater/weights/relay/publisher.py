@@ -101,19 +101,19 @@ class RelayPublisher:
         self._last: OrderedDict[str, HostVersion] = OrderedDict()
         self._whole_only: Counter[str] = Counter()  # versions of a model still to go without
 
-    def stock(self, line: str, new: HostVersion) -> Manifest:
-        """Publish the next version of the model `line`, whole and as a delta from its last one."""
-        base = self._last.pop(line, None)
-        if self._whole_only[line]:
-            self._whole_only[line] -= 1
+    def stock(self, model: str, new: HostVersion) -> Manifest:
+        """Publish the next version of a model, whole and as a delta from its last one."""
+        base = self._last.pop(model, None)
+        if self._whole_only[model]:
+            self._whole_only[model] -= 1
             base = None
         with RelayClient(self._relay, self._secret) as client:
             manifest = publish(client, new, base, self._bucket_bytes)
         if base is not None and not self._dense_deltas:
             whole = manifest.sizes[""]
             if sum(manifest.sizes.get(base.version, whole)) > _DENSE * sum(whole):
-                self._whole_only[line] = _WHOLE_ONLY
-        self._last[line] = new
+                self._whole_only[model] = _WHOLE_ONLY
+        self._last[model] = new
         while len(self._last) > _BASES:
             oldest, _ = self._last.popitem(last=False)
             del self._whole_only[oldest]

@@ -70,8 +70,8 @@ class RelayReader:
                     return
                 except UnavailableError as error:
                     if self._closed or time.monotonic() > deadline_s:
-                        said = f"version {payload.version!r} did not come in time: {error}"
-                        raise UnavailableError(said) from None
+                        why = f"version {payload.version!r} did not come in time: {error}"
+                        raise UnavailableError(why) from None
                     time.sleep(AGAIN_S)
         finally:
             self.store.expect(payload, False)
