@@ -240,15 +240,6 @@ def current_job() -> Job:
     return _current or join()
 
 
-def leave_job() -> None:
-    """The job of this process is over; the next phase would be of a new one."""
-    global _current
-    with _lock:
-        job, _current = _current, None
-    if job is not None:
-        job.end()
-
-
 def _port() -> PermitPort:
     if os.environ.get(OFFLINE) == "1":
         return NoService()

@@ -17,8 +17,8 @@ import torch
 from permit_desk import PermitDesk
 
 import slackwater
+from harness.phase_job import leave_job
 from slackwater.model.errors import ConfigError, RefusedError, UnavailableError
-from slackwater.phases import job as jobs
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[PermitDesk]:
     monkeypatch.setenv("SLACKWATER_JOB", "mine")
     monkeypatch.delenv("SLACKWATER_OFFLINE", raising=False)
     yield made
-    jobs.leave_job()
+    leave_job()
     made.close()
 
 
@@ -280,7 +280,7 @@ def test_offline_is_a_plain_call(monkeypatch: pytest.MonkeyPatch) -> None:
         return "ran"
 
     assert train() == "ran"
-    jobs.leave_job()
+    leave_job()
 
 
 def test_state_sleeps_between_phases_and_wakes_with_the_same_bits(desk: PermitDesk) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import slackwater
-from slackwater.phases import job as jobs
+from harness.phase_job import leave_job
 from slackwater.phases.residency import residency, tensors_of
 
 
@@ -22,7 +22,7 @@ def _offline(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("SLACKWATER_OFFLINE", "1")
     monkeypatch.delenv("SLACKWATER_URL", raising=False)
     yield
-    jobs.leave_job()
+    leave_job()
 
 
 def net() -> torch.nn.Sequential:

@@ -36,7 +36,7 @@ class Permits:
         self._resident: dict[NodeId, tuple[JobId, Phase]] = {}
         self._parts: dict[NodeId, set[NodeId]] = {}  # by node: those ever granted or reserved
         self._reserved: dict[NodeId, JobId] = {}
-        self._last_number = 0
+        self.last_number = 0
 
     def find_by_job(self, job: JobId) -> Permit | None:
         """The job's permit, if it has one: a job runs one phase at a time."""
@@ -112,12 +112,7 @@ class Permits:
 
     def number_after(self, number: int) -> None:
         """New permits have higher numbers than this."""
-        self._last_number = max(self._last_number, number)
-
-    @property
-    def last_number(self) -> int:
-        """The number of the last permit."""
-        return self._last_number
+        self.last_number = max(self.last_number, number)
 
     def tails_on(self, nodes: Iterable[NodeId]) -> list[Permit]:
         """Shrunk permits whose rollouts still have devices of these nodes."""
@@ -131,8 +126,8 @@ class Permits:
         assert request.job not in self._by_job, f"{request.job} holds a permit already"
         switch = self.needs_switch(request.job, request.phase, request.nodes)
         self.drop_reservation(request.job)
-        self._last_number += 1
-        permit = Permit(self._last_number, request.job, request.phase, request.nodes, now_s)
+        self.last_number += 1
+        permit = Permit(self.last_number, request.job, request.phase, request.nodes, now_s)
         self._permits[permit.number] = permit
         self._by_job[permit.job] = permit
         for node in permit.nodes:

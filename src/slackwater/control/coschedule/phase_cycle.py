@@ -236,7 +236,9 @@ class PhaseCycle:
         self.messages.append(self._gates.turn_gate(job, self.now_s))
 
     def close_gates(self, job: ManagedJob) -> None:
-        self.messages += self._gates.gates_without_permit(job, self.now_s)
+        """Close both gates of a job without a permit."""
+        self.update_turn_gate(job)
+        self.messages.append(OpsGated(self.now_s, job.id, ()))
 
     # ---- a phase ends ----
     def finish_phase(self, job: ManagedJob) -> None:
@@ -314,7 +316,10 @@ class PhaseCycle:
             self._release_tail(permit)
 
     def _close_permit(self, job: ManagedJob, permit: HeldPermit, reason: str) -> None:
-        self.messages.append(self._gates.gate_after(job, permit, self.now_s))
+        if permit.phase is Phase.ROLLOUT:
+            self.update_turn_gate(job)
+        else:
+            self.messages.append(OpsGated(self.now_s, job.id, ()))
         self.messages.append(PermitEnded(job.id, permit.client_number, reason))
 
     def _release_tail(self, permit: HeldPermit) -> None:

@@ -1,10 +1,9 @@
-"""Which instances a job's turns may use, and which nodes its operations may use, by its permit."""
+"""Which instances a job's turns may use, by its permit."""
 
 from collections.abc import Callable, Mapping, Sequence
 
 from slackwater.control.coschedule.managed_job import HeldPermit, ManagedJob
 from slackwater.control.coschedule.permits import Permits
-from slackwater.control.operations.events import OpsGated
 from slackwater.control.rollout.events import JobGated
 from slackwater.model.ids import InstanceId, JobId, NodeId
 from slackwater.model.placement import Phase, overlap
@@ -36,16 +35,6 @@ class PhaseGates:
             if tails and set(self._instances_on(permit.nodes, job.id)) - tails:
                 excluded = tuple(sorted(tails))
         return JobGated(now_s, job.id, job.turn_gate(excluded))
-
-    def gates_without_permit(self, job: ManagedJob, now_s: float) -> tuple[JobGated, OpsGated]:
-        """Both gates of a job without a permit."""
-        return self.turn_gate(job, now_s), OpsGated(now_s, job.id, ())
-
-    def gate_after(self, job: ManagedJob, permit: HeldPermit, now_s: float) -> JobGated | OpsGated:
-        """The gate that closes with a permit that the job no longer holds."""
-        if permit.phase is Phase.ROLLOUT:
-            return self.turn_gate(job, now_s)
-        return OpsGated(now_s, job.id, ())
 
     def rollout_gates_on(self, nodes: Sequence[NodeId], now_s: float) -> list[JobGated]:
         """The gates of all rollouts on these nodes: when a tail ends, they get its instances."""

@@ -56,11 +56,8 @@ class CacheHomes:
             turn.sequence,
         )
 
-    def instance_of(self, trajectory: TrajectoryId) -> InstanceId | None:
-        """The live instance that served its last turn."""
-        return self._instance_of(self._homes.get(trajectory))
-
     def _instance_of(self, home: CacheHome | None) -> InstanceId | None:
+        """The live instance that served the trajectory's last turn."""
         if home is None or home.record is None or not self._is_live(home.record):
             return None
         return home.record.spec.instance

@@ -258,11 +258,22 @@ class Ownership:
             self._state.out.append(StreamTokens(*streamed))
 
     def _append_row(self, event: events.TokensArrived, attempt: int, start: int, end: int) -> None:
-        turn = self._current(event.instance, attempt)
+        """Append one row of a frame, unless it is late or beyond the turn's budget."""
+        turn, count = self._current(event.instance, attempt), end - start
         if turn is None:
-            self._state.counters.late_tokens += end - start
-        else:
-            self._append(turn, event, start, end)
+            self._state.counters.late_tokens += count
+            return
+        if len(turn.tokens) + count > turn.limit:
+            self._undo(turn, f"more than the {turn.limit} tokens that {turn.spec.turn} may have")
+            return
+        turn.tokens.extend(event.tokens[start:end])
+        turn.logprobs.extend(event.logprobs[start:end])
+        if turn.topk is not None:
+            turn.topk.extend(event.topk[start:end] if event.topk else [()] * count)
+        turn.losses_without_progress = 0
+        self._state.counters.accepted_tokens += count
+        if turn.spec.stream:
+            self._stream(turn)
 
     @staticmethod
     def _is_well_formed(event: events.TokensArrived) -> bool:
@@ -275,23 +286,6 @@ class Ownership:
             and min(event.counts, default=1) > 0
             and _are_token_ids(event.tokens)
         )
-
-    def _append(self, turn: LiveTurn, event: events.TokensArrived, start: int, end: int) -> None:
-        room = turn.limit - len(turn.tokens)
-        if end - start > room:
-            what = f"more than the {turn.limit} tokens that {turn.spec.turn} may have"
-            self._undo(turn, what)
-            return
-        tokens = event.tokens[start:end]
-        logprobs = event.logprobs[start:end]
-        turn.tokens.extend(tokens)
-        turn.logprobs.extend(logprobs)
-        if turn.topk is not None:
-            turn.topk.extend(event.topk[start:end] if event.topk else [()] * (end - start))
-        turn.losses_without_progress = 0
-        self._state.counters.accepted_tokens += end - start
-        if turn.spec.stream:
-            self._stream(turn)
 
     def _stream(self, turn: LiveTurn) -> None:
         """Stream tokens that the client has not seen: after a rollback positions repeat."""

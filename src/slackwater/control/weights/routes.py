@@ -124,7 +124,9 @@ class Routes:
         if node is None or node not in self._sites:
             return None
         open_ = [
-            (payload, flow) for payload, flow in self._flows.items() if self._reachable(flow, node)
+            (payload, flow)
+            for payload, flow in self._flows.items()
+            if node in flow.nodes() or flow.have - flow.failed.get(node, set())
         ]
         wholes = {payload.version: flow.bytes for payload, flow in open_ if not payload.base}
         deltas = [Delta(c.base, c.version, flow.bytes) for c, flow in open_ if c.base]
@@ -146,11 +148,6 @@ class Routes:
         """The size of the version as a whole copy, where a relay has one."""
         flow = self._flows.get(Payload(version, ""))
         return None if flow is None else flow.bytes
-
-    @staticmethod
-    def _reachable(flow: _Flow, node: NodeId) -> bool:
-        lost = flow.failed.get(node, set())
-        return node in flow.nodes() or bool(flow.have - lost)
 
     def bring(self, node: NodeId, route: PullRoute) -> None:
         """Fetch the payloads of a route that are neither on the node nor on their way there."""

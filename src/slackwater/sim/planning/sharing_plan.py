@@ -209,7 +209,7 @@ def _plan(scenario: ClusterScenario, order: str, progress: Progress) -> SharingP
         (*jobs, *(spec for spec in scenario.jobs if spec.job in never)),
         starts,
         tuple(away.values()),
-        fleet.rent_per_h(rented),
+        fleet.rent_per_h(sorted(rented)),
         sum(fleet.solo_price_per_h(spec.profile) for spec in jobs if spec.job in starts),
     )
 
