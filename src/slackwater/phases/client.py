@@ -28,7 +28,7 @@ class PhasePermit:
 
 @dataclass(frozen=True, slots=True)
 class JobAsked:
-    """How a job asks to be taken."""
+    """A job's request for admission."""
 
     name: str
     iterations: int
@@ -41,7 +41,7 @@ class JobAsked:
 
 
 class PermitClient:
-    """One connection per thread, kept open; a service that restarts is waited for."""
+    """Keeps one connection per thread, and waits for a service that restarts."""
 
     def __init__(self, url: str, key: str | None) -> None:
         parts = urlsplit(url)
@@ -54,32 +54,32 @@ class PermitClient:
         self._seen = False
 
     def submit(self, asked: JobAsked) -> None:
-        """Have the job taken; RefusedError with the service's reason if it is not."""
-        said = self._call("POST", "/slackwater/jobs", asked.body())
-        if not said.get("admitted", True):
-            raise RefusedError(f"job {asked.name}: {said.get('reason', 'refused')}")
+        """Submit the job; RefusedError with the service's reason if it is not admitted."""
+        answer = self._call("POST", "/slackwater/jobs", asked.body())
+        if not answer.get("admitted", True):
+            raise RefusedError(f"job {asked.name}: {answer.get('reason', 'refused')}")
 
     def ask(self, job: str, phase: str, iteration: int) -> PhasePermit:
         """Wait for the permit, however long; asking again is the same request."""
         while True:
             body = {"phase": phase, "iteration": iteration}
-            said = self._call("POST", f"{_path_of(job)}/permits", body, wait_s=_POLL_S)
-            if "permit" in said:
-                nodes = tuple(str(node) for node in said.get("nodes", ()))
+            answer = self._call("POST", f"{_path_of(job)}/permits", body, wait_s=_POLL_S)
+            if "permit" in answer:
+                nodes = tuple(str(node) for node in answer.get("nodes", ()))
                 return PhasePermit(
-                    int(said["permit"]), phase, nodes, bool(said.get("switch", False))
+                    int(answer["permit"]), phase, nodes, bool(answer.get("switch", False))
                 )
 
     def progress(
         self, job: str, permit: PhasePermit, finished: int, total: int, tokens: int
     ) -> bool:
-        """Report progress and liveness; False if the permit was taken away."""
+        """Report progress and liveness; False if the permit was revoked."""
         body = {"finished": finished, "total": total, "tokens": tokens}
-        said = self._call("POST", f"{_path_of(job)}/permits/{permit.number}/progress", body)
-        return said.get("state") != "taken"
+        answer = self._call("POST", f"{_path_of(job)}/permits/{permit.number}/progress", body)
+        return answer.get("state") != "taken"
 
     def alive(self, job: str) -> None:
-        """Say between phases that the program lives."""
+        """Send a heartbeat between phases."""
         self._call("POST", f"{_path_of(job)}/alive", {})
 
     def give_back(self, job: str, permit: PhasePermit, work_s: float) -> None:
@@ -101,10 +101,10 @@ class PermitClient:
         deadline_s, pause_s = time.monotonic() + (_GONE_S if patient else 0.0), 0.1
         while True:
             try:
-                status, said = self._once(method, path, body, wait_s)
+                status, answer = self._once(method, path, body, wait_s)
                 if status != 503:
                     break
-                problem = str(said.get("detail", "not ready"))
+                problem = str(answer.get("detail", "not ready"))
             except (OSError, http.client.HTTPException) as error:
                 self._close()
                 problem = f"{type(error).__name__}: {error}"
@@ -118,9 +118,9 @@ class PermitClient:
             pause_s = min(2 * pause_s, 2.0)
         self._seen = True
         if status >= 400:
-            detail = said.get("detail", said)
+            detail = answer.get("detail", answer)
             raise _ERRORS.get(status, RefusedError)(f"{method} {path}: {detail}")
-        return said
+        return answer
 
     def _once(
         self, method: str, path: str, body: dict[str, Any], wait_s: float
@@ -139,13 +139,13 @@ class PermitClient:
             connection.sock.settimeout(wait_s)
         text = json.dumps(body)
         connection.request(method, self._parts.path.rstrip("/") + path, text, self._headers)
-        answer = connection.getresponse()
-        data = answer.read()
+        response = connection.getresponse()
+        data = response.read()
         try:
-            said = json.loads(data) if data else {}
+            answer = json.loads(data) if data else {}
         except ValueError:
-            said = {"detail": data[:200].decode(errors="replace")}
-        return answer.status, said if isinstance(said, dict) else {"detail": said}
+            answer = {"detail": data[:200].decode(errors="replace")}
+        return response.status, answer if isinstance(answer, dict) else {"detail": answer}
 
     def _close(self) -> None:
         connection = getattr(self._own, "connection", None)
@@ -155,7 +155,7 @@ class PermitClient:
 
 
 class NoService:
-    """SLACKWATER_OFFLINE=1: every phase may run at once."""
+    """Used with SLACKWATER_OFFLINE=1: every phase may run at once."""
 
     def submit(self, asked: JobAsked) -> None: ...
 

@@ -76,14 +76,14 @@ class phase:  # noqa: N801  (it is used as a decorator)
             if self._state is not None:
                 from slackwater.phases.residency import residency  # tensors, only when needed
 
-                # Before it wakes: whoever leaves last takes all that was woken to sleep.
-                held.states.append(self._things(args, kwargs))
+                # Before it wakes: the last leave offloads everything that was woken.
+                held.states.append(self._resolve_state(args, kwargs))
                 residency().wake(held.states[-1])
             yield
         finally:
-            job.leave(held, _take_to_sleep)
+            job.leave(held, _offload)
 
-    def _things(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    def _resolve_state(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """The state of this call. A module is callable, and is a state itself."""
         made: Any = self._state
         if callable(made) and not hasattr(made, "parameters"):
@@ -139,7 +139,7 @@ async def _running_in_thread(
     try:
         await asyncio.shield(entering)
     except asyncio.CancelledError:
-        # The permit may still come: it is given back as soon as it does.
+        # The permit may still come: it is returned at once.
         pool.submit(_leave_if_entered, running)
         pool.shutdown(wait=False)
         raise
@@ -157,7 +157,7 @@ async def _running_in_thread(
         await asyncio.shield(leaving)
 
 
-def _take_to_sleep(held: HeldPhase) -> None:
+def _offload(held: HeldPhase) -> None:
     if held.states:
         from slackwater.phases.residency import residency
 
@@ -165,7 +165,7 @@ def _take_to_sleep(held: HeldPhase) -> None:
 
 
 def _leave_if_entered(running: Any) -> None:
-    """On the phase's own thread, after the entering that was given up has ended."""
+    """Leave a phase whose entering was cancelled; runs on the phase's thread, after it ended."""
     with contextlib.suppress(SlackwaterError, StopIteration, RuntimeError):
         running.__exit__(None, None, None)
 

@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 URL, KEY, JOB, OFFLINE = "SLACKWATER_URL", "SLACKWATER_KEY", "SLACKWATER_JOB", "SLACKWATER_OFFLINE"
 PHASES = ("rollout", "train", "sync")
 _ENDLESS = 1_000_000
-_ALIVE_S = 5.0  # how often the program says that it lives
-_LOOK_S = 0.5  # how often a thread that waits for its turn looks whether it could ever come
+_ALIVE_S = 5.0  # between two heartbeats
+_LOOK_S = 0.5  # how often a waiting thread checks for a deadlock
 _WARN_S = 60.0
 
 
@@ -47,7 +47,7 @@ def is_awaited(thread: threading.Thread, *, by: threading.Thread) -> bool:
 
 
 def _futures_of(thread: threading.Thread) -> Iterator[concurrent.futures.Future[object]]:
-    """Those that the thread, of a pool, computes now."""
+    """The futures that a thread of a pool computes now."""
     for frame in _frames(thread):
         future = getattr(frame.f_locals.get("self"), "future", None)
         if isinstance(future, concurrent.futures.Future):
@@ -63,7 +63,7 @@ def _frames(thread: threading.Thread) -> Iterator[FrameType]:
 
 @dataclass(slots=True)
 class HeldPhase:
-    """A phase that runs, and how deep in it we are."""
+    """A running phase, and how deeply it was entered."""
 
     permit: PhasePermit
     began_s: float
@@ -75,7 +75,7 @@ class HeldPhase:
     states: list[Any] = field(default_factory=list)  # what was woken, to sleep at its end
 
 
-# The phase that the running code is inside of: its thread's, its task's.
+# The phase of the running thread or task.
 inside: ContextVar[HeldPhase | None] = ContextVar("slackwater_phase", default=None)
 
 
@@ -90,7 +90,7 @@ class Job:
         self._iterations = dict.fromkeys(PHASES, 0)
         self._over = threading.Event()
         port.submit(asked)
-        threading.Thread(target=self._say_alive, daemon=True).start()
+        threading.Thread(target=self._send_heartbeats, daemon=True).start()
 
     @property
     def held(self) -> HeldPhase | None:
@@ -163,12 +163,12 @@ class Job:
                 self._turn.release()
 
     def report(self, finished: int, total: int, tokens: int) -> None:
-        """Report progress; an unreachable service is not the program's problem."""
+        """Report progress; an unreachable service is only logged."""
         held = self._held
         if held is None:
             return
         held.counts = (finished, total, tokens)
-        self._tell(held)
+        self._send_progress(held)
 
     def end(self, outcome: str = "finished", reason: str = "") -> None:
         """End the job, once."""
@@ -177,18 +177,18 @@ class Job:
             with contextlib.suppress(SlackwaterError):
                 self._port.end(self.name, outcome, reason)
 
-    def _say_alive(self) -> None:
+    def _send_heartbeats(self) -> None:
         """Send heartbeats at once and periodically: a silent program counts as gone."""
         while not self._over.is_set():
             held = self._held
             if held is not None and not held.lost:
-                self._tell(held)
+                self._send_progress(held)
             else:
                 with contextlib.suppress(SlackwaterError):  # the next phase hears of it
                     self._port.alive(self.name)
             self._over.wait(_ALIVE_S)
 
-    def _tell(self, held: HeldPhase) -> None:
+    def _send_progress(self, held: HeldPhase) -> None:
         try:
             held.lost = not self._port.progress(self.name, held.permit, *held.counts)
         except SlackwaterError as error:

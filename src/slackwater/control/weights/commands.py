@@ -1,4 +1,4 @@
-"""What the weight director asks instances and the store for, and tells the rollout manager."""
+"""Commands of the weight director, and its messages to the rollout manager."""
 
 from slackwater.control.message import Message
 from slackwater.control.rollout.events import InstanceFaulted, VersionOffered, VersionRecalled
@@ -7,7 +7,7 @@ from slackwater.model.payload import Payload
 
 
 class PullVersion(Message, frozen=True):
-    """Let the instance get the version; answered by `InstanceReady` or `PullFailed`.
+    """Pull the version; answered by `InstanceReady` or `PullFailed`.
 
     `way` are payloads of its node's relay, in order: one whole, or deltas on a copy in host memory.
     Without it the version comes from the store. With `keep` a copy stays in host memory.
@@ -20,7 +20,7 @@ class PullVersion(Message, frozen=True):
 
 
 class FetchPayload(Message, frozen=True):
-    """Let the node's relay fetch a payload; answered by `PayloadArrived` or `PayloadFailed`."""
+    """Fetch a payload into the node's relay; answered by `PayloadArrived` or `PayloadFailed`."""
 
     node: NodeId
     version: str
@@ -29,7 +29,7 @@ class FetchPayload(Message, frozen=True):
 
 
 class DropPayload(Message, frozen=True):
-    """Let the node's relay forget a payload, or give up waiting for it."""
+    """Drop a payload from the node's relay, or stop waiting for it."""
 
     node: NodeId
     version: str
@@ -37,7 +37,7 @@ class DropPayload(Message, frozen=True):
 
 
 class DropVersion(Message, frozen=True):
-    """Let the instance free the version's memory; nothing there uses it."""
+    """Free the version's memory on the instance; nothing there uses it."""
 
     instance: InstanceId
     version: str

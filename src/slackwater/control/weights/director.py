@@ -94,7 +94,7 @@ class WeightDirector:
                 assert_never(event)
 
     def _apply_gate(self, job: JobId, gate: TurnGate | None) -> None:
-        """Its turns run elsewhere from now on: what they need goes there."""
+        """The job's turns run on other nodes: their versions must be there, too."""
         state = self._state
         if gate is None:
             state.gates.pop(job, None)
@@ -136,7 +136,7 @@ class WeightDirector:
         self._delete_unneeded(record)
 
     def _delete_unneeded(self, record: VersionRecord) -> None:
-        """A retired version that no turn asks for: out of every instance, then out of the store."""
+        """Delete a retired version that no turn needs: from every instance, then from the store."""
         if not record.retired or record.turns:
             return
         for holder in self._state.holders.values():
@@ -148,7 +148,7 @@ class WeightDirector:
             self._state.out.append(commands.DeleteVersion(record.version))
 
     def _tidy(self, record: VersionRecord) -> None:
-        """Let the relays drop what no instance needs of a model's versions."""
+        """Drop the payloads of a model's versions that no instance needs."""
         line = [r for r in self._state.versions.values() if r.of_line == record.of_line]
         line.sort(key=lambda each: each.number)
         holders = self._state.holders.values()
@@ -201,7 +201,7 @@ class WeightDirector:
         self._delete_unneeded(record)
 
     def _fail_pull(self, event: weight_events.PullFailed) -> None:
-        """Say so; turns that still wait will ask again."""
+        """Report the fault; turns that still wait will request the version again."""
         holder = self._state.holders.get(event.instance)
         if holder is not None and event.version not in holder.pulling:
             return
@@ -242,13 +242,13 @@ class WeightDirector:
             if record.version in held:
                 self._pulls.spread(record)
 
-    # ---- questions ----
+    # ---- queries ----
     def pulling(self, instance: InstanceId) -> frozenset[str]:
         holder = self._state.holders.get(instance)
         return frozenset() if holder is None else frozenset(holder.pulling)
 
     def usable(self, instance: InstanceId) -> set[str]:
-        """What turns may run with on an instance."""
+        """The versions that turns may run with on an instance."""
         holder = self._state.holders.get(instance)
         return set() if holder is None else set(holder.offered)
 
@@ -276,7 +276,7 @@ class WeightDirector:
         return found
 
     def gauges(self) -> dict[str, float]:
-        """For metrics: the present and the totals."""
+        """Current values and totals, for metrics."""
         totals, holders = self._state.totals, self._state.holders.values()
         return {
             "versions": len(self._state.versions),
@@ -301,14 +301,14 @@ class WeightDirector:
 
 
 class PullScheduler:
-    """Asks an instance once for a version; what it evicts is recalled from the manager first."""
+    """Decides which instance pulls which version, and which it evicts."""
 
     def __init__(self, state: DirectorState, routes: Routes) -> None:
         self._state = state
         self._routes = routes
 
     def spread(self, record: VersionRecord, *, waiting: bool = False) -> None:
-        """Let as many instances pull as its turns can use; one more if turns wait and none is."""
+        """Let as many instances pull as turns can use; one more if turns wait and none pulls."""
         able = self._state.able(record)
         missing = [holder for holder in able if not holder.has(record.version)]
         if not missing:
@@ -329,7 +329,7 @@ class PullScheduler:
         self.fill(holder)
 
     def fill(self, holder: VersionHolder) -> None:
-        """Let an instance with room pull what lacks holders: first what nobody has."""
+        """Let an instance with room pull versions that lack holders, first those without any."""
         state = self._state
         short = [record for record in state.needed.values() if holder.may_hold(record)]
         short.sort(key=lambda r: (bool(state.having(r)), r.evicted_at, -r.turns, r.number))
@@ -347,7 +347,7 @@ class PullScheduler:
         return limit_of(holder.spec, record.adapter) + IN_PASSING
 
     def pull(self, holder: VersionHolder, record: VersionRecord) -> None:
-        """Unless it has the version; if it is full, once another version has yielded."""
+        """Pull the version unless the instance has it; if that is full, evict another first."""
         state, version = self._state, record.version
         if holder.has(version):
             return
@@ -360,7 +360,7 @@ class PullScheduler:
         if record.job is not None and len(taken) >= self._most(holder, record):
             if not state.alike(holder.recalled, record.adapter):
                 self._recall_one(holder, record.adapter, include_needed=True)
-            return  # once that is free, it is this one's turn
+            return  # it is pulled once the evicted version is dropped
         holder.pulling.add(version)
         state.totals.pulls += 1
         state.totals.repeated_pulls += version in holder.pulled_before
@@ -382,9 +382,9 @@ class PullScheduler:
             holder.coming[record.version] = "" if route.fetch_start else route.start
         return commands.PullVersion(holder.instance, record.version, payloads_of(route), keep)
 
-    # ---- what yields ----
+    # ---- eviction ----
     def trim(self, holder: VersionHolder, adapter: bool, keep: str) -> None:
-        """Take from the instance what it holds beyond its limit and no turn asks for."""
+        """Recall versions beyond the instance's limit that no turn needs."""
         limit = limit_of(holder.spec, adapter)
         while len(self._state.alike(holder.offered, adapter)) > limit:
             if not self._recall_one(holder, adapter, keep=keep):
@@ -415,7 +415,7 @@ class PullScheduler:
         return HeldVersion(version, *needed, elsewhere)
 
     def recall(self, holder: VersionHolder, version: str) -> None:
-        """No turn is to begin with it there; it is dropped when none runs with it."""
+        """Start no turn with the version there; it is dropped when none runs with it."""
         del holder.offered[version]
         holder.recalled.add(version)
         self._state.out.append(VersionRecalled(self._state.now_s, holder.instance, version))

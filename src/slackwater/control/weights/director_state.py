@@ -13,7 +13,7 @@ COPIES_KEPT = 2  # whole versions that an instance keeps in host memory, for del
 
 @dataclass(slots=True)
 class VersionRecord:
-    """One version. `number` is the order of publishing; `turns` how many live turns ask for it."""
+    """One version. `number` is the order of publishing; `turns` counts live turns that need it."""
 
     version: str
     job: JobId | None
@@ -29,7 +29,7 @@ class VersionRecord:
 
     @property
     def of_line(self) -> tuple[JobId | None, str, str]:
-        """Versions of one model have the same."""
+        """The model whose version this is: its job, base model and name."""
         return (self.job, self.base_model, self.line)
 
 
@@ -57,16 +57,16 @@ class VersionHolder:
         return self.spec.instance
 
     def has(self, version: str) -> bool:
-        """Turns may run with it there, now or soon."""
+        """Whether turns may run with it there, now or soon."""
         return version in self.offered or version in self.pulling
 
     def may_hold(self, record: VersionRecord) -> bool:
-        """Of its base model, and not of a job that it is not lent to."""
+        """Whether the instance runs the base model, and is not lent to another job."""
         spec = self.spec
         return spec.runs(record.base_model) and (spec.job is None or record.job in (None, spec.job))
 
     def all(self) -> set[str]:
-        """Whatever takes its memory."""
+        """All versions that take memory on the instance."""
         return {*self.offered, *self.recalled, *self.pulling}
 
 
@@ -118,7 +118,7 @@ class DirectorState:
     numbers: int = 0
 
     def tick(self) -> int:
-        """The next moment, for what came before what."""
+        """Advance the logical clock, which orders publishes, needs and evictions."""
         self.clock += 1
         return self.clock
 
@@ -136,7 +136,7 @@ class DirectorState:
         return record
 
     def forget(self, record: VersionRecord) -> None:
-        """The version exists no more."""
+        """Remove a version that was deleted."""
         del self.versions[record.version]
         if self.newest.get(record.of_line) == record.version:
             del self.newest[record.of_line]
@@ -152,11 +152,11 @@ class DirectorState:
         return [holder for holder in found if gate.admits(holder.spec)] or found
 
     def having(self, record: VersionRecord) -> list[VersionHolder]:
-        """Those of them that have it, or are pulling it."""
+        """Instances that may hold the version and have it, or are pulling it."""
         return [holder for holder in self.able(record) if holder.has(record.version)]
 
     def alike(self, names: Iterable[str], adapter: bool) -> list[VersionRecord]:
-        """Those that take the same kind of memory; a base model's own weights take none."""
+        """The named versions that are adapters, or are not; without base models' own weights."""
         found = [self.versions[name] for name in names]
         return [record for record in found if record.adapter == adapter and record.job is not None]
 

@@ -1,4 +1,4 @@
-"""What can happen to weight versions. Plain data, so that a record of it can be replayed."""
+"""Events of the weight director."""
 
 from slackwater.control.message import TimedMessage
 from slackwater.control.rollout.events import InstanceJoined, InstanceLost, JobGated
@@ -22,7 +22,7 @@ class WeightsPublished(TimedMessage, frozen=True):
 
 
 class WeightsRetired(TimedMessage, frozen=True):
-    """Nothing names the version any more: it may go once no turn asks for it."""
+    """Nothing refers to the version any more: it is deleted once no turn needs it."""
 
     version: str
 

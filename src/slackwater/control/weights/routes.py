@@ -21,7 +21,7 @@ _UNNAMED = 8  # stocked versions that nobody has published yet; the oldest goes 
 
 @dataclass(slots=True)
 class _Flow:
-    """One payload's distribution: who has it, who feeds whom, who waits, who failed whom."""
+    """The distribution of one payload: nodes that have it, their sources, and failed sources."""
 
     bytes: int
     have: set[NodeId] = field(default_factory=set)
@@ -47,12 +47,12 @@ class Routes:
 
     # ---- relays ----
     def add_node(self, node: NodeId, site: str) -> None:
-        """A node's relay is here, and empty."""
+        """A node's relay joined, without payloads."""
         self.remove_node(node)
         self._sites[node] = site
 
     def remove_node(self, node: NodeId) -> None:
-        """A node's relay is gone, with what it held; who took from it is sent elsewhere."""
+        """A node's relay is lost with its payloads; nodes that fetch from it get another source."""
         if self._sites.pop(node, None) is None:
             return
         for payload, flow in list(self._flows.items()):
@@ -88,11 +88,11 @@ class Routes:
             self.forget(next(iter(self._unnamed)))
 
     def record_publish(self, version: str) -> None:
-        """The version was published: from now on what keeps its payloads is need."""
+        """The version was published: its payloads stay as long as they are needed."""
         self._unnamed.pop(version, None)
 
     def forget(self, version: str) -> None:
-        """The version is deleted: so is every payload of it."""
+        """Drop every payload of a deleted version."""
         self._unnamed.pop(version, None)
         for payload in [payload for payload in self._flows if payload.version == version]:
             self._drop(payload)
@@ -109,7 +109,7 @@ class Routes:
         self._feed(payload)
 
     def fail_fetch(self, node: NodeId, payload: Payload, source: NodeId) -> None:
-        """A node could not fetch a payload from another, which is not asked for it again."""
+        """A node could not fetch a payload from a source, which is not tried again."""
         flow = self._flows.get(payload)
         if flow is None or flow.parents.get(node) != source:
             return  # it was sent elsewhere meanwhile
@@ -133,7 +133,7 @@ class Routes:
         return self._policy.choose(version, held, wholes, deltas)
 
     def under_way(self) -> list[tuple[Payload, NodeId, NodeId, int]]:
-        """What moves now: a payload, from which node to which, and its bytes."""
+        """Running transfers: payload, source node, target node and bytes."""
         return [
             (payload, source, node, flow.bytes)
             for payload, flow in self._flows.items()
@@ -158,7 +158,7 @@ class Routes:
                 self._feed(payload)
 
     def _feed(self, payload: Payload) -> None:
-        """Give every waiting node a source; a node that nobody can feed gives it up."""
+        """Give every waiting node a source; a node without a possible source stops waiting."""
         flow = self._flows[payload]
         for node in list(flow.waiting):
             if not flow.have - flow.failed.get(node, set()):
@@ -180,7 +180,7 @@ class Routes:
             )
 
     def _holders(self, flow: _Flow, puller: NodeId) -> list[PayloadHolder]:
-        """Who could feed the puller: not who takes it from the puller, and not who failed it."""
+        """Possible sources: nodes that do not fetch it from the puller and have not failed it."""
         fed: dict[NodeId, int] = {}
         for parent in flow.parents.values():
             fed[parent] = fed.get(parent, 0) + 1
@@ -227,7 +227,6 @@ class Routes:
             commands.DropPayload(node, payload.version, payload.base) for node in nodes
         )
 
-    # ---- questions ----
     def check_integrity(self) -> None:
         for payload, flow in self._flows.items():
             assert flow.nodes() <= self._sites.keys(), f"{payload} on a node that is gone"

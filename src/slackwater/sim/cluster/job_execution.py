@@ -1,4 +1,4 @@
-"""A simulated job: what it is doing, and how long its next phase will really take."""
+"""The execution of a simulated job: its running phase, and the real lengths of its phases."""
 
 from dataclasses import dataclass
 

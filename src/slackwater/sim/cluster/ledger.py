@@ -39,11 +39,11 @@ class SimulatedAccount:
     _settled_s: float | None = None
 
     def job_time_s(self, now_s: float) -> float:
-        """On its clock."""
+        """What its clock shows."""
         return self.spent_s + (now_s - self.clock_s if self.clock_s is not None else 0.0)
 
     def settle(self, group: GroupId, now_s: float) -> bool:
-        """It gets nodes; whether it moved there while it ran."""
+        """Record a placement; return whether the job moved there while it ran."""
         moved = self.group is not None and self.clock_s is not None
         self.moves += moved
         if self._settled_s is not None:
@@ -61,7 +61,7 @@ class SimulatedAccount:
                 self.first_permit_s = now_s
 
     def end_iteration(self, now_s: float, solo_s: float) -> None:
-        """One more; alone it would have taken `solo_s`."""
+        """Count an iteration that alone would have taken `solo_s`."""
         elapsed_s = self.job_time_s(now_s)
         bound_s = self.spec.slo * self.spec.profile.solo_s * (1 + _TOLERANCE)
         self.iterations_in_bound += elapsed_s - self.iteration_began_s <= bound_s
@@ -70,13 +70,13 @@ class SimulatedAccount:
         self.solo_realised_s += solo_s
 
     def record_crash(self) -> None:
-        """The broken iteration is done again, and is no one's delay."""
+        """Stop the clock at the start of the broken iteration, which is repeated."""
         self.crashes += 1
         self._settled_s = None
         self.spent_s, self.clock_s = self.iteration_began_s, None
 
     def row(self, end_s: float) -> JobRow:
-        """For the report."""
+        """The job's row of the report."""
         spec = self.spec
         elapsed_s = (
             self.iteration_began_s if self.finished_s is not None else self.job_time_s(end_s)
@@ -135,7 +135,7 @@ class FleetAccount:
         return self.kinds[role_of(node)].devices if devices is None else len(devices)
 
     def rent(self, nodes: tuple[NodeId, ...], now_s: float) -> None:
-        """Paid for from now."""
+        """Start paying for nodes."""
         for node in nodes:
             role = role_of(node)
             self._since_s[node] = now_s
@@ -144,7 +144,7 @@ class FleetAccount:
         self._step(now_s)
 
     def give_back(self, nodes: tuple[NodeId, ...], now_s: float) -> None:
-        """Not paid for any more."""
+        """Stop paying for nodes."""
         for node in nodes:
             role = role_of(node)
             began_s = self._since_s.pop(node)
@@ -157,7 +157,7 @@ class FleetAccount:
         self._step(now_s)
 
     def list_rented(self) -> list[NodeId]:
-        """What is paid for now, sorted."""
+        """Rented nodes, sorted."""
         return sorted(self._since_s)
 
     def record_phase(
@@ -170,9 +170,9 @@ class FleetAccount:
         kept_share: float,
         beside_s: float,
     ) -> None:
-        """A phase held nodes: began, switched until, ended; from `shrunk_s` on it had only
-        `kept_share` of their devices, and devices for `beside_s` node time were with others'
-        tails.
+        """Record a phase that held nodes. `times_s`: when it began, its switch ended, and it ended.
+        From `shrunk_s` on it had only `kept_share` of their devices; for `beside_s` of node
+        time their devices were with other rollouts' tails.
         """
         began_s, switched_s, ended_s = times_s
         whole_until_s = ended_s if shrunk_s is None else shrunk_s
@@ -191,7 +191,7 @@ class FleetAccount:
                 self.spans.append(Span(node, job, phase, shrunk_s, ended_s, "tail"))
 
     def use(self, role: Role) -> PoolUse:
-        """How a pool's time was spent."""
+        """Use of a pool's node time."""
         return PoolUse(
             self._rented_s[role] / 3600,
             self._run_s[role] / 3600,

@@ -1,4 +1,4 @@
-"""What came out of a simulated run."""
+"""The report of a simulated run."""
 
 from dataclasses import dataclass
 
@@ -120,7 +120,7 @@ class RunReport:
         return sum(row.iterations_in_bound for row in self.jobs) / done if done else 1.0
 
     def timeline(self) -> Timeline:
-        """The run as it is drawn."""
+        """The run as a timeline to draw."""
         title = (
             rf"{self.scenario}, policy {self.policy}: {self.cost:,.0f} \$ "
             rf"({self.cost_per_h:,.1f} \$/h), SLO kept by {self.slo_attainment:.1%}, "

@@ -67,7 +67,7 @@ def ordering_of(scenario: ClusterScenario) -> OrderingName:
 
 
 def new_controller(scenario: ClusterScenario) -> CoScheduler:
-    """The co-scheduler that a scenario asks for, fresh."""
+    """A fresh co-scheduler with a scenario's policy."""
     fleet = scenario.view()
     chosen = scenario.policy
     guard = chosen.name in _GUARDED if chosen.guard == "auto" else chosen.guard == "yes"

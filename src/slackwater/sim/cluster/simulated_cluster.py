@@ -1,5 +1,5 @@
-"""The simulated body under the co-scheduler: an event queue in virtual time whose cost models
-answer commands with later events.
+"""The simulated runtime of the co-scheduler: cost models answer its commands with later events in
+virtual time.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,13 +42,13 @@ from slackwater.sim.cluster.lengths import draw_shares
 from slackwater.sim.cluster.scenario import ClusterScenario
 from slackwater.sim.core.queue import EventQueue
 
-# What lies in the queue: a function of the body and its arguments.
+# A scheduled call: a function and its arguments.
 Due = tuple[Callable[..., None], tuple[Any, ...]]
 
 
 class SimulatedCluster:
-    """Drives a controller through a scenario. `check_every` events its invariants are checked, and
-    at the end.
+    """Drives a controller through a scenario. Every `check_every` events, and at the end, it checks
+    the controller's invariants.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class SimulatedCluster:
         return len(self.executions) - self._unsettled
 
     def run(self, progress: Callable[[float], None] | None = None) -> None:
-        """Until every job has finished or was refused."""
+        """Run until every job has finished or was refused."""
         report_at = 0
         while self._unsettled:
             assert len(self._queue), f"{self._unsettled} jobs wait for ever: {self._unfinished()}"
@@ -231,7 +231,7 @@ class SimulatedCluster:
         self._expect(run)
 
     def _expect(self, run: PhaseRun) -> None:
-        """Queue what will happen to a run if its speed stays."""
+        """Schedule the tail and the end of a run at its present speed."""
         end_s = run.at_s + run.left_s / run.speed
         if run.tail_left_s is not None:
             tail_s = run.at_s + run.tail_left_s / run.speed
@@ -273,7 +273,7 @@ class SimulatedCluster:
         self._tell(JobFinished(self.now_s, execution.spec.job, epoch))
 
     def _end(self, run: PhaseRun) -> None:
-        """A run gives its devices back, and whoever ran beside its tail gets them."""
+        """End a run; runs beside its tail get its devices."""
         now_s = self.now_s
         del self._runs[run.permit]
         run.execution.run = None
@@ -311,7 +311,7 @@ class SimulatedCluster:
             self._expect(run)
 
     def _stop(self, execution: JobExecution) -> None:
-        """Its processes end where they are."""
+        """End its processes where they are."""
         if execution.run is not None:
             self._end(execution.run)
         execution.epoch = 0

@@ -20,7 +20,7 @@ def run_summary(report: RunReport) -> dict[str, Any]:
 
 
 def totals(report: RunReport) -> dict[str, Any]:
-    """What one line of a comparison shows."""
+    """The totals of a run: one line of a comparison."""
     return {
         "scenario": report.scenario,
         "policy": report.policy,

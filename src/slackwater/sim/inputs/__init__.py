@@ -1,1 +1,1 @@
-"""What simulations are told: scenario files, job tables, public traces."""
+"""Inputs of simulations: scenario files, job tables and public traces."""

@@ -1,1 +1,1 @@
-"""The simulated body of the rollout manager: engines, providers and a trainer, in virtual time."""
+"""Simulated engines, their costs, and capacity that comes and goes."""

@@ -41,7 +41,7 @@ class Request:
 
 
 class SimulatedEngine:
-    """Holds requests and moves them on to a moment in time. Knows nothing of managers."""
+    """Holds requests and advances them in time; it knows no controller."""
 
     def __init__(
         self,
@@ -84,11 +84,11 @@ class SimulatedEngine:
 
     @property
     def stalled(self) -> bool:
-        """Whether it says of itself that it gets nothing done."""
+        """Whether it reports that it makes no progress."""
         return False
 
     def add(self, request: Request) -> None:
-        """Take a request in; it runs when there is room."""
+        """Queue a request; it runs when there is room."""
         self.requests[request.attempt] = request
         self._waiting.append(request)
         self._admit()
@@ -110,12 +110,12 @@ class SimulatedEngine:
         return request
 
     def resize(self, max_running: int, kv_tokens: int) -> None:
-        """Another budget; prefixes that no longer fit go."""
+        """Set another budget; drop prefixes that no longer fit."""
         self.max_running, self.kv_tokens = max(max_running, 1), max(kv_tokens, 1)
         self._trim_cache()
 
     def advance(self, to_s: float) -> list[Request]:
-        """Work until `to_s`; the requests that finished, in order."""
+        """Work until `to_s`; return the requests that finished, in order."""
         finished: list[Request] = []
         while self.now_s < to_s - _DONE:
             until_s = min(self.next_change_s(), to_s)

@@ -1,7 +1,7 @@
-"""Simulated engines: commands become costs in virtual time, and costs become events.
+"""Simulated instances: cost models answer the controller's commands with later events.
 
-Tokens are handed over before anything that could move a turn, as if they had been streamed step by
-step; nobody could tell the difference, and a step of a million tokens costs little.
+Tokens are reported before anything that could move a turn. For the controller that is the same as a
+report after every step, and it costs far less.
 """
 
 from array import array
@@ -115,7 +115,7 @@ class SimulatedInstances:
         kv_tokens: int | None = None,
         place: NodeId | None = None,
     ) -> InstanceSpec:
-        """What an instance with these costs says of itself."""
+        """The spec of an instance with these costs."""
         return InstanceSpec(
             instance,
             kind,
@@ -137,7 +137,7 @@ class SimulatedInstances:
         slowdown: float = 1.0,
         engine: SimulatedEngine | None = None,
     ) -> None:
-        """The same for an instance that was described before."""
+        """Add an instance with this spec."""
         instance, max_running = spec.instance, spec.max_running
         engine = engine or SimulatedEngine(cost, max_running, self.now_s, slowdown=slowdown)
         place = _Place(spec, engine, {}, holds)
@@ -147,7 +147,7 @@ class SimulatedInstances:
         self._beat(place)
 
     def lose(self, instance: InstanceId, why: str = "preempted") -> None:
-        """The instance vanishes; what it had streamed is already with the manager."""
+        """Lose the instance; its tokens so far are reported first."""
         place = self.places.get(instance)
         if place is None:
             return
@@ -173,7 +173,7 @@ class SimulatedInstances:
     def give_back(
         self, instance: InstanceId, requests: list[Request], kv_tokens: int, error: str
     ) -> None:
-        """An engine has let whole requests go, and has another budget from now on."""
+        """An engine refuses requests that it held, and has another budget from now on."""
         place = self.places.get(instance)
         if place is None:
             return
@@ -189,7 +189,7 @@ class SimulatedInstances:
         self.tell(BudgetChanged(self.now_s, instance, max_running, kv_tokens))
 
     def stream_all(self) -> None:
-        """Hand over every token made so far."""
+        """Report every token made so far."""
         for place in list(self.places.values()):
             self._advance(place)
             self._stream(place)
@@ -210,7 +210,7 @@ class SimulatedInstances:
     def _dispatch(self, command: DispatchTurn) -> None:
         place = self.places.get(command.instance)
         if place is None:
-            return  # it vanished on the way; its loss is on the way too
+            return  # it was lost meanwhile; its loss is reported
         self._advance(place)
         made = len(command.generated)
         trajectory = self.trajectory_of.get(command.turn, TrajectoryId(command.turn))
@@ -253,7 +253,7 @@ class SimulatedInstances:
         self.schedule(self.now_s + took_s, ready)
 
     def pull_gb(self, spec: InstanceSpec, version: str) -> float:
-        """How much an instance must pull to have a version."""
+        """The gigabytes that an instance pulls for a version."""
         return 0.0 if self.places[spec.instance].holds == version else self._weight_gb
 
     def _beat(self, place: _Place) -> None:

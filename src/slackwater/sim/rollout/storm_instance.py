@@ -1,4 +1,4 @@
-"""An instance in a storm of faults: it makes the right tokens until it is told to misbehave."""
+"""A simulated instance that generates known tokens, and can be told to misbehave."""
 
 from dataclasses import dataclass, field
 from zlib import crc32
@@ -22,7 +22,7 @@ class StormRequest:
     made_tokens: int
 
     def next_tokens(self, count: int) -> list[int]:
-        """Make up to `count` more, from where it stands."""
+        """Generate up to `count` more tokens."""
         end = min(self.made_tokens + count, self.total_tokens)
         turn, version = self.command.turn, self.command.version
         tokens = [true_token(turn, version, i) for i in range(self.made_tokens, end)]
@@ -32,7 +32,7 @@ class StormRequest:
 
 @dataclass(slots=True)
 class StormInstance:
-    """One process's life. Stalled: it beats, and makes nothing."""
+    """One process. While it is stalled it sends heartbeats and generates nothing."""
 
     spec: InstanceSpec
     serial: int

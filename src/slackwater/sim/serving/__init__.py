@@ -1,1 +1,1 @@
-"""A serving cluster in virtual time: its devices, its requests, and what it lends."""
+"""A simulated serving cluster: its devices, requests and loans."""

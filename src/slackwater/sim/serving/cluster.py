@@ -68,7 +68,7 @@ class ServingCluster:
         return ServingNode(name, plan.device, plan.slo, plan.mode, self.body.schedule, seed)
 
     def start(self, period_s: float = 600.0) -> None:
-        """Requests come from now on, the trace over and over; nodes report to the lender."""
+        """Start the arrivals, which repeat the trace, and the nodes' reports to the lender."""
         for name in self.nodes:
             self._tell(events.ServingNodeJoined(self.body.now_s, name, SERVICE))
         self._tell(events.ServiceOpened(self.body.now_s, SERVICE, self.plan.nodes))
@@ -76,7 +76,7 @@ class ServingCluster:
         self._schedule_arrival(0, 0.0, period_s)
 
     def check_integrity(self) -> None:
-        """Everything adds up on every node, and the lender and the nodes agree."""
+        """Raise AssertionError if a node is inconsistent, or lender and nodes disagree."""
         self.lender.check_integrity()
         for node in self.nodes.values():
             node.check_integrity()
@@ -144,7 +144,7 @@ class ServingCluster:
         self.body.schedule(self.body.now_s + _REPORT_S, self._report)
 
     def execute(self, command: ServingCommand) -> None:
-        """Do what the lender decided."""
+        """Execute a command of the lender."""
         match command:
             case commands.LendNode(node, job):
                 if not self.nodes[node].make_room():

@@ -86,14 +86,14 @@ class ServingNode:
 
     @property
     def load(self) -> float:
-        """Seconds of work that stand here, roughly: what a router compares."""
+        """Roughly the seconds of queued work, which a router compares."""
         service = self.service
         waiting = sum(request.prompt_tokens - request.computed_tokens for request in service.queue)
         return waiting * self._token_s + (0.001 * len(service.decoding))
 
     # ---- the rollout ----
     def make_room(self) -> bool:
-        """The rollout's weights are on their way, if there is memory for them."""
+        """Reserve memory for the rollout's weights; return whether there is enough."""
         if not self.arbiter.may_lend(self._serving_bytes()):
             return False
         self.arbiter.loan_began()
@@ -101,7 +101,7 @@ class ServingNode:
         return True
 
     def lend(self, rollout: RolloutShare, now_s: float) -> None:
-        """The rollout's weights are here: an RL step's budget is set."""
+        """Start the loan once the rollout's weights are loaded, with an RL step's budget."""
         self.arbiter.update_stopped(now_s)
         self.arbiter.loan_began()
         self.arbiter.begin_step(self._serving_bytes())
@@ -124,7 +124,7 @@ class ServingNode:
         return given, self._loan_tokens()
 
     def take_back(self) -> None:
-        """The rollout is gone from here."""
+        """End the loan."""
         self.rollout = None
         self.arbiter.loan_ended()
         self._set_limit()
@@ -150,7 +150,7 @@ class ServingNode:
 
     # ---- steps ----
     def wake(self, now_s: float) -> None:
-        """Something came; begin a step if none runs."""
+        """Begin a step if none runs."""
         if not self._running:
             self._next(now_s)
 
@@ -164,7 +164,7 @@ class ServingNode:
             shared = _IDLE
         step = self.arbiter.next_step(now_s, self.service.state(), shared)
         if self.arbiter.stopped is not self._stopped:
-            self._stop_or_go_on()
+            self._apply_stop()
         if isinstance(step, RolloutGrant):
             assert rollout is not None
             self._roll_out(rollout, step, now_s)
@@ -228,11 +228,11 @@ class ServingNode:
         return int(self.arbiter.lent / self._rollout_bytes)
 
     def _set_limit(self) -> None:
-        """What the service may use."""
+        """Set the KV tokens that the service may use."""
         self.service.limit_tokens = int(self.arbiter.serving_limit / self._bytes)
 
-    def _stop_or_go_on(self) -> None:
-        """The promise was broken or is kept again: set the rollouts' memory accordingly."""
+    def _apply_stop(self) -> None:
+        """Rollouts must stop, or may go on: set their memory accordingly."""
         self._stopped = self.arbiter.stopped
         rollout = self.rollout
         if rollout is not None:
@@ -263,11 +263,11 @@ class ServingNode:
                 self.on_given_back(given, self._loan_tokens())
 
     def check_integrity(self) -> None:
-        """Memory is never promised twice."""
+        """Raise AssertionError if memory is used twice."""
         self.service.check_integrity()
         if self.rollout is not None:
             self.rollout.check_integrity()
             used = self.rollout.kv_used_tokens + self.rollout.prefix_tokens
             both = used * self._rollout_bytes + self._serving_bytes()
             slack = (self.rollout.running + len(self.service.decoding) + 1) * self._bytes
-            assert both <= self.arbiter.budget.capacity + slack, "memory was promised twice"
+            assert both <= self.arbiter.budget.capacity + slack, "memory is used twice"

@@ -22,7 +22,7 @@ class RolloutShare(SimulatedEngine):
         super().__init__(cost, max_running, now_s)
         self.kv_tokens = kv_tokens
         self._lease_s = lease_s
-        self._line: deque[Request] = deque()
+        self._queue: deque[Request] = deque()
         self._chunked: OrderedDict[int, tuple[Request, int]] = OrderedDict()
         self._decodes: dict[int, Request] = {}
         self._held_context = 0
@@ -37,14 +37,14 @@ class RolloutShare(SimulatedEngine):
         self.stalls_after_s = 2.0
         self.on_work: Callable[[], None] = lambda: None
 
-    # ---- what the body asks ----
+    # ---- the engine's interface ----
     @property
     def running(self) -> int:
         return len(self._decodes) + len(self._chunked)
 
     @property
     def waiting(self) -> int:
-        return len(self._line)
+        return len(self._queue)
 
     @property
     def kv_used_tokens(self) -> int:
@@ -56,14 +56,14 @@ class RolloutShare(SimulatedEngine):
 
     @property
     def stalled(self) -> bool:
-        """Nothing came of its turns for too long (ROSE 4.1: 2 s)."""
+        """Whether its turns made no progress for too long (ROSE 4.1: 2 s)."""
         return bool(self.requests) and self.now_s - self.progress_s > self.stalls_after_s
 
     def add(self, request: Request) -> None:
         if not self.requests:
             self.progress_s = self.now_s
         self.requests[request.attempt] = request
-        self._line.append(request)
+        self._queue.append(request)
         self.on_work()
 
     def abort(self, attempt: int) -> Request | None:
@@ -79,15 +79,15 @@ class RolloutShare(SimulatedEngine):
         elif attempt in self._chunked:
             del self._chunked[attempt]
             self._held_context -= request.context_tokens
-        elif request in self._line:
-            self._line.remove(request)
+        elif request in self._queue:
+            self._queue.remove(request)
         return request
 
     def resize(self, max_running: int, kv_tokens: int) -> None:
         self.max_running, self.kv_tokens = max(max_running, 0), max(kv_tokens, 0)
 
     def advance(self, to_s: float) -> list[Request]:
-        """Time passes by itself here; what has ended since the last call."""
+        """Return the requests that ended since the last call; steps advance the time."""
         self.now_s = max(self.now_s, to_s)
         ready, self._ready = self._ready, []
         return ready
@@ -99,9 +99,9 @@ class RolloutShare(SimulatedEngine):
     def next_change_s(self) -> float:
         return float("inf")
 
-    # ---- what the node asks ----
+    # ---- steps ----
     def state(self) -> RolloutState:
-        """As the arbiter sees it, after taking in what fits the budget."""
+        """The rollout's state, for the arbiter, after admitting requests that fit the budget."""
         self._enter()
         left = context = 0
         for request, tokens in self._chunked.values():
@@ -113,7 +113,7 @@ class RolloutShare(SimulatedEngine):
         return RolloutState(len(self._decodes), max(decode_context, 0), left, context)
 
     def begin_step(self, prompt_tokens: int) -> StepWork:
-        """All that decodes, and so many tokens of prompts, oldest first."""
+        """Begin a step of all decoding requests and so many prompt tokens, oldest first."""
         self._plan, left = [], prompt_tokens
         context = 0
         for request, tokens in self._chunked.values():
@@ -129,7 +129,7 @@ class RolloutShare(SimulatedEngine):
         return step_work(len(self._decodes), decode_context, prompt_tokens - left, context)
 
     def end_step(self, now_s: float) -> bool:
-        """The step is over; whether a turn ended in it."""
+        """End the step; return whether a turn ended in it."""
         self.now_s = self.progress_s = now_s
         self._step += 1
         self.produced += len(self._decodes)
@@ -157,7 +157,7 @@ class RolloutShare(SimulatedEngine):
         return bool(self._ready)
 
     def expire(self, now_s: float) -> None:
-        """Prefixes whose lease is over go."""
+        """Drop prefixes whose lease has ended."""
         while self._prefixes:
             name, (tokens, kept_s) = next(iter(self._prefixes.items()))
             if kept_s + self._lease_s > now_s:
@@ -182,9 +182,9 @@ class RolloutShare(SimulatedEngine):
         return given
 
     def check_integrity(self) -> None:
-        """Every request is in one place; memory is that of the requests and prefixes."""
+        """Raise AssertionError unless requests are in one place and memory is counted right."""
         self.settle()
-        places = [*self._chunked, *self._decodes, *(request.attempt for request in self._line)]
+        places = [*self._chunked, *self._decodes, *(request.attempt for request in self._queue)]
         assert sorted(places) == sorted(self.requests)
         running = [*self._decodes.values(), *(request for request, _ in self._chunked.values())]
         assert sum(request.context_tokens for request in running) == self._held_context
@@ -192,12 +192,12 @@ class RolloutShare(SimulatedEngine):
 
     def _enter(self) -> None:
         """Admit waiting requests while their contexts and one token each fit the budget."""
-        while self._line and self.running < self.max_running:
-            request = self._line[0]
+        while self._queue and self.running < self.max_running:
+            request = self._queue[0]
             needed = request.context_tokens + self.running + 1
             if self._held_context + needed > self.kv_tokens:
                 return
-            self._line.popleft()
+            self._queue.popleft()
             cached, _ = self._prefixes.pop(request.trajectory, (0, 0.0))
             self._prefix_tokens -= cached
             fresh = max(request.context_tokens - min(cached, request.context_tokens - 1), 1)

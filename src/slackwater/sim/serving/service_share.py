@@ -71,7 +71,7 @@ class ServiceShare:
         self.queue.append(request)
 
     def state(self) -> ServingState:
-        """As the arbiter sees it."""
+        """The service's state, for the arbiter."""
         runnable = self._admissible()
         queued = [request.queued for request in self.queue] if runnable or self.decoding else []
         due_s = NO_LIMIT_S
@@ -120,7 +120,7 @@ class ServiceShare:
         return StepWork(rows, float(self._context) if decode else 0.0, prompt_pairs)
 
     def end_step(self, now_s: float) -> tuple[list[ServedRequest], list[ServedRequest]]:
-        """The step is over: requests with a first token now, and requests that are done."""
+        """End the step; return requests with their first token, and requests that are done."""
         if self._decodes:
             self._steps += 1
             self._last_step_s = now_s
@@ -172,7 +172,7 @@ class ServiceShare:
         self.kv_tokens -= request.prompt_tokens + 1 + made
 
     def _preempt(self) -> None:
-        """Memory is full: the youngest starts over, with what it has made as part of its prompt."""
+        """While memory is full, requeue the youngest; its tokens become part of its prompt."""
         while self.kv_tokens + len(self.decoding) > self.limit_tokens and len(self.decoding) > 1:
             request = self.decoding[next(reversed(self.decoding))]
             made = self._steps - request.began_step
@@ -187,7 +187,7 @@ class ServiceShare:
             self.queue.appendleft(request)
 
     def check_integrity(self) -> None:
-        """Memory is exactly that of the requests that hold some."""
+        """Raise AssertionError unless the memory is that of the requests that hold some."""
         held = sum(request.prompt_tokens for request in self.queue if request.admitted)
         made = {n: self._steps - request.began_step for n, request in self.decoding.items()}
         held += sum(r.prompt_tokens + 1 + made[n] for n, r in self.decoding.items())

@@ -48,7 +48,7 @@ class SimulatedCores:
         return len(self._running)
 
     def begin(self, then: Callable[[], None]) -> None:
-        """A trajectory begins; one that must reserve a core waits for it."""
+        """Begin a trajectory; without pooling it waits for a core of its own."""
         if self._pooled:
             then()
         elif self._free:
@@ -58,7 +58,7 @@ class SimulatedCores:
             self._waiting.append(then)
 
     def end(self) -> None:
-        """A trajectory is over."""
+        """End a trajectory."""
         if self._pooled:
             return
         if self._waiting:
@@ -67,7 +67,7 @@ class SimulatedCores:
             self._free += 1
 
     def act(self, name: str, job: JobId, seconds: float, then: Callable[[], None]) -> None:
-        """Run an action, and go on."""
+        """Run an action, then call `then`."""
         if not self._pooled:
             self._fleet.after(seconds, then)
             return
@@ -94,7 +94,7 @@ class SimulatedCores:
                 pass
 
     def _run(self, action: ActionId, attempt: int, seconds: float, slices: int) -> None:
-        """So many slices are left; each is as long as the machine lets it be."""
+        """Run the remaining slices; the pace sets the length of each."""
         if slices and self._running.get(action) == attempt:
             slice_s = seconds / _SLICES / self._fleet.pace()
             again = partial(self._run, action, attempt, seconds, slices - 1)
@@ -109,7 +109,7 @@ class SimulatedCores:
             self._driver.feed(ended)
 
     def lose_worker(self) -> None:
-        """All that runs there is lost; another worker comes up at once."""
+        """Lose the worker with its actions; another starts at once."""
         self._running.clear()
         self._driver.feed(events.WorkerLost(self._fleet.now_s, _NODE, "killed"))
         self._join()

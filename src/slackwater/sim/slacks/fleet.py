@@ -54,8 +54,8 @@ Kinds = frozenset[Slack]
 
 @dataclass(frozen=True, slots=True)
 class SlackRun:
-    """What a run came to: when each job ended after its arrival, what the fleet cost, the share of
-    requests within the SLO (None while nothing is lent), and rollout tokens by source.
+    """The result of a run: the time of each job from its arrival, the fleet's cost, the share of
+    requests within the SLO (None without loans), and rollout tokens by source.
     """
 
     job_s: dict[JobId, float]
@@ -102,7 +102,7 @@ class LinkedEngines(SimulatedInstances):
         self.pulls = self.deltas = 0
 
     def start(self, node: NodeId) -> None:
-        """A node's engine comes up, empty."""
+        """Start a node's engine, without weights."""
         self._fleet.record_start(node, "engine")
         self._starts += 1
         name = InstanceId(f"{node}/engine/{self._starts}")
@@ -138,7 +138,7 @@ class LinkedEngines(SimulatedInstances):
         return self._weight_gb * self._fleet.scenario.links.changed_share
 
     def lose_node(self, node: NodeId) -> None:
-        """What runs there is gone; another engine comes up."""
+        """Lose the node's engine; another starts."""
         for name in [name for name, one in self.places.items() if one.spec.place == node]:
             self.lose(name, "its node is gone")
             self._fleet.after(self._fleet.costs.start_s, partial(self.start, node))
@@ -200,7 +200,7 @@ class FiveSlackFleet(AgentFleet):
         self.engines.stream_all()
         self.driver.feed(event)
 
-    # ---- what clients ask ----
+    # ---- workload ----
     def sessions(self, job: SimulatedJob) -> list[Session]:
         number, entry = self._jobs_by_name[job.job]
         return entry.sessions((self.seed, number, job.iteration))
@@ -208,7 +208,7 @@ class FiveSlackFleet(AgentFleet):
     def reward_s(self, job: JobId) -> float:
         return self._jobs_by_name[job][1].reward_s
 
-    # ---- what is paid ----
+    # ---- costs ----
     def _note(self, command: FleetCommand) -> None:
         match command:
             case RentNodes(nodes):

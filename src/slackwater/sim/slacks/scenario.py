@@ -187,7 +187,7 @@ class SlackScenario:
         return tuple(sorted(found, key=lambda spec: (spec.arrival_s, spec.job)))
 
     def engine(self, role: Role = Role.ROLLOUT) -> EngineCost:
-        """What an engine costs on a node of that pool."""
+        """The costs of an engine on a node of that pool."""
         kinds = {Role.TRAIN: self.train.node_type, Role.SERVING: self.serving.node_type}
         kind = PoolEntry(kinds.get(role) or self.rollout.node_type).pool(role).node_type
         device = Accelerator(kind.name, kind.tflops, kind.hbm_gb, kind.hbm_tb_per_s)
@@ -204,7 +204,7 @@ class SlackScenario:
         return SpotRates(self.spot.mean_nodes, self.spot.removals_per_h).draw(seed)
 
     def arrivals(self, seed: int) -> list[Arrival]:
-        """What users ask the served model for, over and over."""
+        """The requests to the served model, which repeat."""
         served = self.serving
         if served.trace is not None:
             return read_serving_trace(self.folder / served.trace, seconds=PERIOD_S, seed=seed)
