@@ -22,6 +22,7 @@ from slackwater.control.rollout.commands import CompleteTurn
 from slackwater.model.ids import JobId, TrajectoryId, TurnId, WorkerId
 from slackwater.model.sampling import Sampling
 from slackwater.model.turn import TurnSpec
+from slackwater.wire.lending import is_loan
 
 _DEADLINE_S = 3600.0
 
@@ -123,7 +124,7 @@ class Between:
         """Remember what loans have made and how often budgets were cut, before their workers go."""
         floor = self._floor
         for worker, gauges in floor.floor.rollout.gauges.items():
-            if floor.lending.is_loan(worker):
+            if is_loan(worker):
                 self.lent_tokens[worker] = gauges.get("produced_tokens", 0.0)
             elif "budget_cuts" in gauges:
                 self.cuts[worker] = gauges["budget_cuts"]

@@ -22,6 +22,7 @@ from slackwater.policy.serving.lender_choice import LenderRule
 from slackwater.runtime.executors.serving import Offer
 from slackwater.runtime.launch.port import WorkerPlan
 from slackwater.runtime.live_driver import loop_time
+from slackwater.wire.lending import is_loan
 
 CHAT = "chat"
 CHAT_VERSION = "base:chat"
@@ -143,7 +144,7 @@ class ServingFloor:
 
     def borrowed(self) -> list[WorkerId]:
         """Instances that rollouts have on serving workers."""
-        return [worker for worker in self.floor.hub.workers() if self.lending.is_loan(worker)]
+        return [worker for worker in self.floor.hub.workers() if is_loan(worker)]
 
     def gauges_of(self, worker: WorkerId) -> dict[str, float]:
         """What it said of itself last."""

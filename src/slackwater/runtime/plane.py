@@ -64,6 +64,7 @@ from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.runtime.store.versions import VersionShelf
 from slackwater.timeline.spans import PermitSpans
 from slackwater.wire.certificate import Certificate
+from slackwater.wire.lending import is_loan
 
 _RETURN_S = 20.0  # engines that outlived the last control plane reconnect four times a second
 
@@ -433,7 +434,7 @@ class ControlPlane:
 
     def _release_instance(self, worker: WorkerId) -> None:
         """End an instance that the manager releases: its process, or the connection of a loan."""
-        if self.rollout.lending is not None and self.rollout.lending.is_loan(worker):
+        if is_loan(worker):
             self.hub.hang_up(worker)
         else:
             self.instances.release(worker)

@@ -2,7 +2,22 @@
 
 from typing import TypeAlias
 
+from slackwater.model.ids import WorkerId
 from slackwater.wire.frames import Message
+
+
+def loan_name(lender: str, number: int) -> WorkerId:
+    """The name under which the engine of a serving worker's loan connects."""
+    return WorkerId(f"{lender}~{number}")
+
+
+def lender_of(worker: str) -> WorkerId:
+    """The serving worker of a loan's engine; any other worker itself."""
+    return WorkerId(worker.partition("~")[0])
+
+
+def is_loan(worker: str) -> bool:
+    return "~" in worker
 
 
 class LendNode(Message, frozen=True, tag="LendTo"):

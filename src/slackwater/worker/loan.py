@@ -282,7 +282,7 @@ class LentDevice:
             kind="borrowed",
             job=order.job,
         )
-        hello = messages.Hello(f"{self.worker}~{self.loans}", "engine", facts)
+        hello = messages.Hello(lending.loan_name(self.worker, self.loans), "engine", facts)
         connection = Connection(
             self.address, hello, secret(), pin=pin(), on_orphaned=_ignore_lost_loan
         )

@@ -93,7 +93,7 @@ def test_the_first_live_turn_of_a_job_borrows_for_that_job_alone() -> None:
         assert stage.said() == [(worker, lent(ONE)) for worker in CHAT]
         stage.rolls_out(TWO)
         assert stage.said() == [], "both devices are lent"
-        assert stage.body.loans_by_worker() == dict.fromkeys(CHAT, ONE)
+        assert stage.body.borrowers == dict.fromkeys(CHAT, ONE)
 
     on_loop(story)
 
@@ -180,7 +180,7 @@ def test_a_device_that_is_not_lent_any_more_is_not_shown_as_lent(error: str) -> 
         stage = Stage(workers=1)
         stage.rolls_out(ONE)
         stage.body.end_loan(CHAT[0], error)
-        assert stage.body.loans_by_worker() == {}
+        assert stage.body.borrowers == {}
         assert stage.body.refusals == ({CHAT[0]: error} if error else {})
 
     on_loop(story)
@@ -196,7 +196,7 @@ def test_a_service_that_breaks_its_promise_gets_its_device_back_and_status_says_
         assert (worker, type(message)) == (CHAT[0], lending.ReclaimNode)
         stage.body.end_loan(worker, "")
         assert "SLO" in stage.body.refusals[worker]
-        assert stage.body.loans_by_worker() == {}
+        assert stage.body.borrowers == {}
 
     on_loop(story)
 

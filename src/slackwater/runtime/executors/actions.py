@@ -206,7 +206,7 @@ class ActionExecutor:
 
     def _start(self, command: commands.StartAction) -> None:
         action, grant = command.spec.action, command.grant
-        request = self._table.action_request(action)
+        request = self._table.actions[action].request
         self._attempts[command.attempt] = _Attempt(action)
         self._latest[action] = command.attempt
         self._table.record_grant(action, command.attempt)
@@ -230,7 +230,7 @@ class ActionExecutor:
         self._post(grant.node, message, starts=action)
 
     def _open_environment(self, node: NodeId, spec: EnvironmentSpec) -> None:
-        request = self._table.environment_request(spec.environment)
+        request = self._table.environments[spec.environment].request
         message = sandbox.OpenEnvironment(
             environment=spec.environment,
             job=spec.job,

@@ -59,7 +59,7 @@ class ServingExecutor:
         self._minutes: dict[WorkerId, _Minute] = {}
         self._used: dict[WorkerId, tuple[float, float, float]] = {}
         self._nodes: set[WorkerId] = set()
-        self._borrowers: dict[WorkerId, JobId] = {}
+        self.borrowers: dict[WorkerId, JobId] = {}  # by the serving worker that lends
         self.loans = 0  # that began since the service started
         self.refusals: dict[WorkerId, str] = {}
         driver.register(
@@ -78,14 +78,14 @@ class ServingExecutor:
     def remove_worker(self, worker: WorkerId) -> None:
         self._minutes.pop(worker, None)
         self._used.pop(worker, None)
-        self._borrowers.pop(worker, None)
+        self.borrowers.pop(worker, None)
         if worker in self._nodes:
             self._nodes.discard(worker)
             self._feed(events.ServingNodeLost(loop_time(), NodeId(worker)))
 
     def end_loan(self, worker: WorkerId, error: str) -> None:
         """A loan has ended, or could not begin: `error` says why."""
-        self._borrowers.pop(worker, None)
+        self.borrowers.pop(worker, None)
         node, now_s = NodeId(worker), loop_time()
         if not error:
             self._feed(events.NodeCleared(now_s, node))
@@ -117,10 +117,6 @@ class ServingExecutor:
         self._feed(events.ServingNodeReported(now_s, node, kv_share, busy, meets_slo, rollout))
 
     # ---- for the control plane ----
-    def is_loan(self, worker: WorkerId) -> bool:
-        """Whether a worker is a borrowed instance on a serving worker."""
-        return "~" in worker
-
     def gauges(self) -> dict[str, float]:
         """What is lent, and the last minute's attainment as serving workers measured it."""
         if not self._minutes:
@@ -130,19 +126,16 @@ class ServingExecutor:
         return {
             "serving_worker_requests_last_minute": requests,
             "serving_worker_slo_attainment_last_minute": met / requests if requests else 1.0,
-            "lent_devices": float(len(self._borrowers)),
-            "borrowing_jobs": float(len(set(self._borrowers.values()))),
+            "lent_devices": float(len(self.borrowers)),
+            "borrowing_jobs": float(len(set(self.borrowers.values()))),
             "loans": float(self.loans),
         }
-
-    def loans_by_worker(self) -> dict[WorkerId, JobId]:
-        return dict(self._borrowers)
 
     # ---- commands ----
     def _execute(self, command: commands.LendingCommand) -> None:
         match command:
             case commands.LendNode(node, job, base):
-                self._borrowers[WorkerId(node)] = job
+                self.borrowers[WorkerId(node)] = job
                 self.loans += 1
                 self.refusals.pop(WorkerId(node), None)
                 offer = self._offers[base]

@@ -24,7 +24,6 @@ from slackwater.wire import lending, messages
 from slackwater.wire.agent import AGENT_PREFIX, NodeFacts, agent_name
 from slackwater.wire.certificate import fingerprint_of
 
-_LOAN = "~"  # a serving worker's loans are connected as WORKER~1, WORKER~2, ...
 _RECENT = 512  # URIs that a worker was told last; each is used at once, or told again
 _ROLES = {
     **dict.fromkeys((port.ENGINE, port.ENGINE_SERVER, port.COSERVING), "engine"),
@@ -111,7 +110,7 @@ class LaunchPlan:
         """Allow a worker the files that a message to it names."""
         if type(message) is messages.Generate:  # the most frequent, which names none
             return
-        known = self._workers.get(_lender(worker))
+        known = self._workers.get(lending.lender_of(worker))
         if known is None:
             return
         match message:
@@ -135,7 +134,7 @@ class LaunchPlan:
 
     def node_of(self, worker: WorkerId) -> NodeId | None:
         """Where a worker runs, or the lender of a loan."""
-        known = self._workers.get(_lender(worker))
+        known = self._workers.get(lending.lender_of(worker))
         return None if known is None else known.node
 
     # ---- for the depot ----
@@ -150,14 +149,14 @@ class LaunchPlan:
     def key_of(self, request: messages.ConnectRequest) -> bytes | None:
         if request.worker.startswith(AGENT_PREFIX):
             return self._keys.key(request.worker.removeprefix(AGENT_PREFIX), request.pool).encode()
-        known = self._workers.get(_lender(WorkerId(request.worker)))
+        known = self._workers.get(lending.lender_of(request.worker))
         return None if known is None else known.key.encode()
 
     def check(self, request: messages.ConnectRequest, hello: messages.Hello) -> None:
         if request.worker.startswith(AGENT_PREFIX):
             _check_agent(request, hello)
             return
-        known = self._workers.get(_lender(WorkerId(hello.worker)))
+        known = self._workers.get(lending.lender_of(hello.worker))
         if known is None:  # its process ended meanwhile
             raise RefusedError(f"worker {hello.worker}: is not expected now")
         role = _ROLES.get(known.plan.module)
@@ -241,8 +240,3 @@ def _check_loan(known: PlannedWorker, hello: messages.Hello) -> None:
 def _require(field_: str, claimed: object, planned: object) -> None:
     if claimed != planned:
         raise ConfigError.of(f"hello: {field_}", claimed, f"must be {planned!r}, as planned")
-
-
-def _lender(worker: WorkerId) -> WorkerId:
-    """Who lends, of a loan's name; else the name itself."""
-    return WorkerId(worker.partition(_LOAN)[0])

@@ -111,12 +111,6 @@ class ActionTable:
             environment.ready.set()
 
     # ---- what the executor asks ----
-    def action_request(self, action: ActionId) -> log.ActionRequest:
-        return self.actions[action].request
-
-    def environment_request(self, environment: EnvironmentId) -> log.EnvironmentRequest:
-        return self.environments[environment].request
-
     def snapshot_of(self, environment: EnvironmentId) -> str | None:
         """The file name, on its node, of the snapshot that an environment starts from."""
         opened = self.environments[environment]

@@ -32,6 +32,7 @@ from slackwater.timeline.lanes import (
     TimelineLane,
 )
 from slackwater.timeline.perfetto import lanes_json
+from slackwater.wire.lending import is_loan, lender_of
 
 _EVERY_S = 0.25
 _SHARE = 0.003  # of a core that sampling may take
@@ -180,8 +181,7 @@ class ActivitySampler:
         was a loan of a serving worker that still runs.
         """
         resting = {spec.instance for spec in self._plane.controller.steps.resting()}
-        lender, _, loan = name.partition("~")
-        returned = bool(loan) and lender in present
+        returned = is_loan(name) and lender_of(name) in present
         return returned or name in resting or name in self._plane.instances.drained
 
     # ---- time of jobs ----

@@ -72,7 +72,7 @@ def serving_of(plane: ControlPlane) -> dict[str, Any] | None:
         "model": tracker.model,
         "slo": asdict(tracker.slo),
         "minutes": tracker.minutes(),
-        "lent": {} if lending is None else lending.loans_by_worker(),
+        "lent": {} if lending is None else dict(lending.borrowers),
         "not_lent": {} if lending is None else dict(lending.refusals),
     }
 
