@@ -37,7 +37,7 @@ def run(options: BenchOptions) -> dict[str, float]:
 def _ticks(mode: str, ticks: int, seed: int) -> tuple[list[float], list[float]]:
     rng = np.random.default_rng(seed)
     arbiter = Arbiter(MODES[mode], ServingSlo(0.5, 0.15), _COST, _COST, capacity=40_000)
-    arbiter.loan_began()
+    arbiter.begin_loan()
     arbiter.begin_step(2000)
     wall: list[float] = []
     cpu: list[float] = []

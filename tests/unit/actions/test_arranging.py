@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from benchmarks.actions.simulated.arrange import arrange
-from slackwater.policy.actions.topology import chunks, units
+from slackwater.policy.actions.topology import make_chunk_topology, make_unit_topology
 
 WIDTH = 9
 
@@ -41,7 +41,7 @@ def test_plain_units_are_arranged_as_trying_everything_would(
     seconds: NDArray[np.float64], free: int
 ) -> None:
     expected = by_trying(seconds, lambda amounts: sum(amounts) <= free)
-    found = arrange(units(free, WIDTH - 1), seconds)
+    found = arrange(make_unit_topology(free, WIDTH - 1), seconds)
     if found is None:
         assert expected == np.inf
         return
@@ -80,7 +80,7 @@ def test_gpu_chunks_are_arranged_as_trying_every_place_would(
     seconds: NDArray[np.float64], free: frozenset[int]
 ) -> None:
     expected = by_trying(seconds, lambda amounts: can_be_placed(free, amounts))
-    found = arrange(chunks(free_chunks(free)), seconds)
+    found = arrange(make_chunk_topology(free_chunks(free)), seconds)
     if found is None:
         assert expected == np.inf
         return

@@ -14,7 +14,7 @@ from benchmarks.actions.simulated.eviction import hand_out
 from slackwater.model.amounts import Amounts, Efficiency
 from slackwater.policy.actions.curve import DurationCurve, make_curve
 from slackwater.policy.actions.scheduling import SchedulingView
-from slackwater.policy.actions.topology import Topology, chunks, units
+from slackwater.policy.actions.topology import Topology, make_chunk_topology, make_unit_topology
 
 
 def elastic(seconds: float, most: int = 8, parallel: float = 1.0) -> DurationCurve:
@@ -61,7 +61,7 @@ def test_handing_out_unit_by_unit_is_as_good_as_the_dynamic_program(
     amounts = np.ones(len(curves), dtype=np.int64)
     left = hand_out(rows, len(curves), spare, amounts)
     assert amounts.sum() + left == len(curves) + spare
-    exact = arrange(units(len(curves) + spare, 8), rows)
+    exact = arrange(make_unit_topology(len(curves) + spare, 8), rows)
     assert exact is not None
     assert sum(rows[i, a] for i, a in enumerate(amounts)) == pytest.approx(exact[0])
 
@@ -83,7 +83,9 @@ def test_grants_fit_and_the_first_always_starts(
 ) -> None:
     candidates = [first[0], *others, *first[1:]]
     free = len(candidates) + extra
-    amounts = ElasticScheduling().decide(view(units(free, 8), free, candidates, rest, left))
+    amounts = ElasticScheduling().decide(
+        view(make_unit_topology(free, 8), free, candidates, rest, left)
+    )
     assert sum(amounts) <= free
     for curve, amount in zip(candidates, amounts, strict=True):
         assert amount == 0 or amount in curve.choices
@@ -99,7 +101,7 @@ def test_grants_fit_and_the_first_always_starts(
 def test_chunks_of_gpus_are_shared_within_their_topology(
     seconds: list[float], free: tuple[int, int, int, int]
 ) -> None:
-    topology = chunks(free)
+    topology = make_chunk_topology(free)
     curves = [
         make_curve(Amounts.from_choices(1, 2, 4, 8), Efficiency.amdahl(0.95, 8), each, 1.0)
         for each in seconds
@@ -113,11 +115,13 @@ def test_chunks_of_gpus_are_shared_within_their_topology(
 
 
 def test_a_lone_action_gets_all_that_helps_it() -> None:
-    assert ElasticScheduling().decide(view(units(32, 8), 32, [elastic(10.0)])) == [8]
+    assert ElasticScheduling().decide(view(make_unit_topology(32, 8), 32, [elastic(10.0)])) == [8]
 
 
 def test_two_alike_share_alike() -> None:
-    assert ElasticScheduling().decide(view(units(8, 8), 8, [elastic(10.0), elastic(10.0)])) == [
+    assert ElasticScheduling().decide(
+        view(make_unit_topology(8, 8), 8, [elastic(10.0), elastic(10.0)])
+    ) == [
         4,
         4,
     ]
@@ -126,18 +130,20 @@ def test_two_alike_share_alike() -> None:
 def test_the_last_is_put_off_where_that_shortens_the_sum() -> None:
     # Perfect speed-up: one after the other on both cores beats side by side on one each.
     curves = [elastic(10.0, 2), elastic(10.0, 2)]
-    assert ElasticScheduling().decide(view(units(2, 2), 2, curves)) == [2, 0]
+    assert ElasticScheduling().decide(view(make_unit_topology(2, 2), 2, curves)) == [2, 0]
     # What does not scale gains nothing from waiting.
     serial = [elastic(10.0, 2, 0.1), elastic(10.0, 2, 0.1)]
-    assert ElasticScheduling().decide(view(units(2, 2), 2, serial)) == [1, 1]
+    assert ElasticScheduling().decide(view(make_unit_topology(2, 2), 2, serial)) == [1, 1]
 
 
 def test_an_action_of_unknown_length_gets_its_least() -> None:
     unknown = make_curve(Amounts.from_range(1, 8), Efficiency.amdahl(1.0, 8), None, 5.0)
-    assert ElasticScheduling().decide(view(units(8, 8), 8, [unknown])) == [1]
+    assert ElasticScheduling().decide(view(make_unit_topology(8, 8), 8, [unknown])) == [1]
 
 
 def test_rules_without_elasticity() -> None:
-    seen = view(units(10, 8), 10, [elastic(1.0), plain(1.0), elastic(1.0), elastic(1.0)])
+    seen = view(
+        make_unit_topology(10, 8), 10, [elastic(1.0), plain(1.0), elastic(1.0), elastic(1.0)]
+    )
     assert LeastEach().decide(seen) == [1, 1, 1, 1]
     assert FixedDegree(4).decide(seen) == [4, 1, 4, 0]

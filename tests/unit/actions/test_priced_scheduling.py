@@ -12,7 +12,7 @@ from slackwater.policy.actions.curve import DurationCurve, make_curve
 from slackwater.policy.actions.load import ElasticLoad, LoadAverage
 from slackwater.policy.actions.priced import PricedScheduling
 from slackwater.policy.actions.scheduling import SchedulingView
-from slackwater.policy.actions.topology import Topology, chunks, units
+from slackwater.policy.actions.topology import Topology, make_chunk_topology, make_unit_topology
 
 
 def elastic(seconds: float, most: int = 32, parallel: float = 0.98) -> DurationCurve:
@@ -46,12 +46,16 @@ def view(
 
 
 def test_nobody_waits_and_one_takes_all_that_helps() -> None:
-    assert PricedScheduling().decide(view(units(256, 32), 256, [elastic(60.0)])) == [32]
+    assert PricedScheduling().decide(view(make_unit_topology(256, 32), 256, [elastic(60.0)])) == [
+        32
+    ]
 
 
 def test_the_more_wait_behind_it_the_less_an_action_takes() -> None:
     taken = [
-        PricedScheduling().decide(view(units(256, 32), 256, [elastic(60.0)], behind=behind))[0]
+        PricedScheduling().decide(
+            view(make_unit_topology(256, 32), 256, [elastic(60.0)], behind=behind)
+        )[0]
         for behind in (0, 30, 100, 1000)
     ]
     assert taken == sorted(taken, reverse=True)
@@ -59,7 +63,7 @@ def test_the_more_wait_behind_it_the_less_an_action_takes() -> None:
 
 
 def test_an_action_waits_for_units_that_come_soon_and_not_for_late_ones() -> None:
-    one_free = units(1, 32)
+    one_free = make_unit_topology(1, 32)
     soon = view(one_free, 1, [elastic(60.0)], left=[(0.5, 16)])
     late = view(one_free, 1, [elastic(60.0)], left=[(500.0, 16)])
     assert PricedScheduling().decide(soon) == [0]
@@ -67,7 +71,7 @@ def test_an_action_waits_for_units_that_come_soon_and_not_for_late_ones() -> Non
 
 
 def test_an_action_is_not_put_off_beyond_its_patience() -> None:
-    overdue = view(units(1, 32), 1, [elastic(60.0)], left=[(0.5, 16)], patience_s=0.0)
+    overdue = view(make_unit_topology(1, 32), 1, [elastic(60.0)], left=[(0.5, 16)], patience_s=0.0)
     assert PricedScheduling().decide(overdue) == [1]
 
 
@@ -75,7 +79,7 @@ def test_cores_are_left_for_the_tool_calls_to_come() -> None:
     short = LoadAverage(memory_s=10.0)
     short.change(4, 0.0)
     short.change(-4, 100.0)  # four were busy for long, none is at this moment
-    seen = view(units(8, 32), 8, [elastic(60.0)], short=short)
+    seen = view(make_unit_topology(8, 32), 8, [elastic(60.0)], short=short)
     assert PricedScheduling().decide(seen) == [4]
 
 
@@ -95,7 +99,9 @@ def test_grants_fit_what_is_free(
     patience_s: float,
 ) -> None:
     curves = [elastic(seconds, most) for seconds, most in work]
-    seen = view(units(free, 8), free, curves, behind=behind, left=left, patience_s=patience_s)
+    seen = view(
+        make_unit_topology(free, 8), free, curves, behind=behind, left=left, patience_s=patience_s
+    )
     amounts = PricedScheduling().decide(seen)
     assert sum(amounts) <= free
     for curve, amount in zip(curves, amounts, strict=True):
@@ -110,7 +116,7 @@ def test_grants_fit_what_is_free(
     st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3), st.integers(0, 3)),
 )
 def test_chunks_fit_their_topology(seconds: list[float], free: tuple[int, int, int, int]) -> None:
-    topology = chunks(free)
+    topology = make_chunk_topology(free)
     shape = Efficiency(((1, 1.0), (2, 0.9), (4, 0.8), (8, 0.65)))
     curves = [make_curve(Amounts.from_choices(1, 2, 4, 8), shape, each, 1.0) for each in seconds]
     total = sum(count << level for level, count in enumerate(free))

@@ -123,8 +123,8 @@ def test_a_gang_gets_the_cheapest_of_all_pinnings() -> None:
             continue
         table = registry.table
         row, _, _, cost = scan_cycles(
-            *(table.rows, table.members, table.train_nodes, table.node_mask, table.train_gb),
-            *(table.node_gb, table.work, table.pins, table.cycle_s),
+            *table.arrays,
+            table.cycle_s,
             make_arriving_job(spec.profile, FLEET, spec.iterations, budget_s(spec)),
             registry.scan_limits(16, TO_BEAT, WORK),
         )

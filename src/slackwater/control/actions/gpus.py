@@ -16,7 +16,7 @@ from slackwater.model.action import GpuService, Grant, ServiceShape, WorkerCapac
 from slackwater.model.amounts import GPUS
 from slackwater.model.ids import NodeId, ServiceName
 from slackwater.policy.actions.curve import DurationCurve
-from slackwater.policy.actions.topology import LEVELS, WHOLE, Topology, chunks
+from slackwater.policy.actions.topology import LEVELS, WHOLE, Topology, make_chunk_topology
 
 
 @dataclass(slots=True)
@@ -114,7 +114,7 @@ class GpuLane(Lane):
         for node in self.nodes.values():
             for chunk in node.whole_chunks():
                 counts[len(chunk).bit_length() - 1] += 1
-        return chunks(tuple(counts))
+        return make_chunk_topology(tuple(counts))
 
     def curve(self, action: LiveAction) -> DurationCurve:
         """Adds the time to restore the service for sizes of which no idle chunk holds it."""

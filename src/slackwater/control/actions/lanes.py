@@ -13,7 +13,7 @@ from slackwater.model.amounts import CORES, MEMORY_MIB
 from slackwater.model.ids import EnvironmentId, NodeId, ResourceName, TenantId
 from slackwater.policy.actions.curve import DurationCurve
 from slackwater.policy.actions.load import ElasticLoad, LoadAverage
-from slackwater.policy.actions.topology import Topology, units
+from slackwater.policy.actions.topology import Topology, make_unit_topology
 
 _UNLIMITED = 1 << 30
 
@@ -191,7 +191,7 @@ class CoreLane(Lane):
         return self.queued_units - self.cores.free
 
     def topology(self, most: int) -> Topology:
-        return units(self.cores.free, most)
+        return make_unit_topology(self.cores.free, most)
 
     def refusal(self, action: LiveAction) -> str | None:
         least = action.curve.least

@@ -181,7 +181,7 @@ class CoservingExecutor:
         if not fits:
             arbiter.loan_weights = 0
             raise RefusedError("the service needs the memory of the rollout's weights")
-        arbiter.loan_began()
+        arbiter.begin_loan()
 
     def lend(self, rollout: Engine) -> None:
         """Let a rollout's engine on the same pool run from now on; its RL step begins."""
@@ -203,7 +203,7 @@ class CoservingExecutor:
         """End the loan: free the rollout's memory; its open requests, for the caller."""
         rollout = self.rollout
         self.rollout = None
-        self.arbiter.loan_ended()
+        self.arbiter.end_loan()
         self.service.arena.limit = None
         if rollout is None:
             self._pool.set_aside(0)

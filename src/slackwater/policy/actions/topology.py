@@ -34,7 +34,7 @@ def _unit_moves(states: int, most: int) -> NDArray[np.int64]:
     return np.where(left < 0, -1, left)
 
 
-def units(free: int, most: int) -> Topology:
+def make_unit_topology(free: int, most: int) -> Topology:
     """A topology with `free` interchangeable units; one action takes at most `most` of them."""
     states = 1 << max(free, 1).bit_length()  # rounded up, so that few tables are cached
     return Topology(_unit_moves(states, most), free, plain=True)
@@ -84,7 +84,7 @@ def _chunk_table(limits: tuple[int, ...]) -> NDArray[np.int64]:
     return _chunk_moves(np.array(limits, dtype=np.int64))
 
 
-def chunks(free: Sequence[int]) -> Topology:
+def make_chunk_topology(free: Sequence[int]) -> Topology:
     """A topology with `free[a]` chunks of 2^a units that are not part of a larger free chunk."""
     limits = tuple(max(count, 1) for count in free)
     state, radix = 0, 1

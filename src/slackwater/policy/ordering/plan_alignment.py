@@ -40,13 +40,10 @@ _ROLLOUT, _TRAIN = 0.0, 1.0
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """The plan's slots in order from the cut on, which of them are skipped the first time, and the
-    worst delay of a member beyond its slack.
-    """
+    """The plan's slots in order from the cut on, and which of them are skipped the first time."""
 
     slots: tuple[PhaseSlot, ...]
     skip_first: tuple[bool, ...]
-    worst_loss_s: float
 
 
 class PlanForecast:
@@ -91,9 +88,9 @@ class PlanForecast:
 
     def align(self, members: Sequence[LoadedJob]) -> Alignment:
         """The plan from the best cut on, for the members' present state."""
-        cut, beyond_s = self._best_cut(members)
+        cut, _ = self._best_cut(members)
         order = (*self.slots[cut:], *self.slots[:cut])
-        return Alignment(order, _mark_skipped(order, members), beyond_s)
+        return Alignment(order, _mark_skipped(order, members))
 
     def loss_s(self, members: Sequence[LoadedJob]) -> float:
         """The worst delay of a member beyond its slack, at the best cut."""

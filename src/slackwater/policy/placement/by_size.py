@@ -48,25 +48,26 @@ class PlacementBySize:
             self._policy_of(self._whole).observe(progress, waiting)
             return
         placed: dict[Parts, list[JobProgress]] = {}
-        for standing in progress:
-            placed.setdefault(self._parts[standing.job], []).append(standing)
-        wanting: dict[Parts, list[JobSpec]] = {}
-        for spec in waiting:
-            wanting.setdefault(self._fleet.parts(spec.profile), []).append(spec)
+        for report in progress:
+            placed.setdefault(self._parts[report.job], []).append(report)
+        wanting = self._group_by_parts(waiting)
         for parts, policy in self._policies.items():
             if parts in placed or parts in wanting:
                 policy.observe(placed.get(parts, ()), wanting.get(parts, ()))
+
+    def _group_by_parts(self, waiting: Sequence[JobSpec]) -> dict[Parts, list[JobSpec]]:
+        groups: dict[Parts, list[JobSpec]] = {}
+        for spec in waiting:
+            groups.setdefault(self._fleet.parts(spec.profile), []).append(spec)
+        return groups
 
     def admission_order(self, waiting: Sequence[JobSpec]) -> Sequence[JobId]:
         """Merge the orders of all policies; between two of them the earlier arrival goes first."""
         if len(self._policies) == 1:
             return self._policy_of(self._whole).admission_order(waiting)
         places = {spec.job: number for number, spec in enumerate(waiting)}
-        queues: dict[Parts, list[JobSpec]] = {}
-        for spec in waiting:
-            queues.setdefault(self._fleet.parts(spec.profile), []).append(spec)
         order: list[tuple[int, int, JobId]] = []
-        for number, (parts, queue) in enumerate(queues.items()):
+        for number, (parts, queue) in enumerate(self._group_by_parts(waiting).items()):
             latest = 0
             for job in self._policy_of(parts).admission_order(queue):
                 latest = max(latest, places[job])

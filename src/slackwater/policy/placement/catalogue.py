@@ -38,6 +38,10 @@ class Options:
             raise ConfigError.of(f"policy options: {name}", value, "must be a whole number")
         return int(value)
 
+    def take_flag(self, name: str) -> bool:
+        """Take out an option that is 0 (the default) or 1."""
+        return bool(self.take_integer(name, 0))
+
     @property
     def names(self) -> tuple[str, ...]:
         """The options that the policy knows."""
@@ -67,14 +71,14 @@ def _make_interleaving(fleet: FleetView, options: Options, seed: int) -> Grouped
 def _make_group(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
     del seed
     size = _max_size(options)
-    return GroupPlacement(fleet, size, colocate=bool(options.take_integer("colocate", 0)))
+    return GroupPlacement(fleet, size, colocate=options.take_flag("colocate"))
 
 
 def _make_regrouping(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
     size = _max_size(options)
     every_s = options.take_number("every_s", 3600.0)
-    orders, keep_slos = options.take_integer("orders", 24), options.take_integer("keep_slos", 0)
-    return Regrouping(fleet, size, every_s, orders, seed, keep_slos=bool(keep_slos))
+    orders, keep_slos = options.take_integer("orders", 24), options.take_flag("keep_slos")
+    return Regrouping(fleet, size, every_s, orders, seed, keep_slos=keep_slos)
 
 
 def _make_horizon(mode: Literal["pack", "spread"]) -> Maker:
@@ -83,8 +87,8 @@ def _make_horizon(mode: Literal["pack", "spread"]) -> Maker:
         _max_size(options),
         mode,
         options.take_number("waiting_bound", 0.5),
-        bool(options.take_integer("cold_start", 0)),
-        bool(options.take_integer("profiled", 0)),
+        options.take_flag("cold_start"),
+        options.take_flag("profiled"),
     )
 
 
@@ -100,7 +104,7 @@ POLICIES: dict[str, Maker] = {
     "solo": lambda fleet, options, seed: SoloDisaggregated(fleet),
     "isolated": lambda fleet, options, seed: SoloDisaggregated(fleet),
     "colocated": lambda fleet, options, seed: CoLocated(
-        fleet, keep_slos=bool(options.take_integer("keep_slos", 0))
+        fleet, keep_slos=options.take_flag("keep_slos")
     ),
     "gavel": lambda fleet, options, seed: JobFractions(fleet, _max_size(options)),
     "random": lambda fleet, options, seed: RandomPlacement(fleet, _max_size(options), seed),

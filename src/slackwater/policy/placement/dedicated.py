@@ -3,11 +3,9 @@ on its own train nodes.
 """
 
 from slackwater.model.job import JobProfile, JobSpec
-from slackwater.model.node import Role
-from slackwater.model.placement import Strategy
 from slackwater.policy.placement.fleet import FleetView
 from slackwater.policy.placement.grouped import GroupedPlacement
-from slackwater.policy.placement.groups import GroupChoice, choose_isolated
+from slackwater.policy.placement.groups import GroupChoice, choose_colocated, choose_isolated
 
 
 class SoloDisaggregated(GroupedPlacement):
@@ -41,8 +39,4 @@ class CoLocated(GroupedPlacement):
         local_s = self.fleet.local_rollout_s(profile, nodes) + profile.train_s
         if self._keep_slos and local_s > job.slo * profile.solo_s:
             return choose_isolated(self.registry, profile, "its bound leaves no time to co-locate")
-        if self.registry.ledger.free(Role.TRAIN) < nodes:
-            return None
-        return GroupChoice(
-            None, 0, 0, nodes, Strategy.COLOCATE, "all phases on its own train nodes"
-        )
+        return choose_colocated(self.registry, nodes, "all phases on its own train nodes")

@@ -13,7 +13,6 @@ import numpy as np
 
 from slackwater.model.ids import JobId
 from slackwater.model.job import JobProfile, JobSpec
-from slackwater.model.node import Role
 from slackwater.model.placement import Placement, Strategy
 from slackwater.policy.columns import MAX_MEMBERS
 from slackwater.policy.ordering.round_robin_cycle import load_s, longest_solo_s
@@ -21,7 +20,7 @@ from slackwater.policy.placement.arrival import make_arriving_job
 from slackwater.policy.placement.fleet import FleetView
 from slackwater.policy.placement.group_scan import scan_groups
 from slackwater.policy.placement.grouped import GroupedPlacement
-from slackwater.policy.placement.groups import GroupChoice, choose_isolated
+from slackwater.policy.placement.groups import GroupChoice, choose_colocated, choose_isolated
 
 
 class GroupPlacement(GroupedPlacement):
@@ -48,24 +47,16 @@ class GroupPlacement(GroupedPlacement):
             or local_s > job.slo * profile.solo_s
             or local_cost >= apart_cost
             or fleet.explain_infeasible_local(profile) is not None
-            or self.registry.ledger.free(Role.TRAIN) < profile.train_nodes
         ):
             return apart
         reason = "no group has a bubble that it fits, and train nodes alone cost less"
-        return GroupChoice(None, 0, 0, profile.train_nodes, Strategy.COLOCATE, reason)
+        return choose_colocated(self.registry, profile.train_nodes, reason) or apart
 
     def _choose(self, job: JobSpec, now_s: float) -> GroupChoice | None:
         del now_s
         profile, table, fleet = job.profile, self.registry.table, self.fleet
         row, pins, new_nodes, slack = scan_groups(
-            table.rows,
-            table.members,
-            table.train_nodes,
-            table.node_mask,
-            table.train_gb,
-            table.node_gb,
-            table.work,
-            table.pins,
+            *table.arrays,
             make_arriving_job(
                 profile, fleet, job.iterations, job.slo * profile.solo_s * job.iterations
             ),
@@ -99,15 +90,10 @@ class GroupPlacement(GroupedPlacement):
         table = self.registry.table
         count = int(table.members[row])
         load = load_s(table.work[row], table.pins[row], count)
-        longest = longest_solo_s(table.work[row], count)
-        if count < 2 or load < longest:
+        if count < 2 or load < longest_solo_s(table.work[row], count):
             return ()
-        return self._readmit(member.spec, now_s)
-
-    def _readmit(self, spec: JobSpec, now_s: float) -> tuple[Placement, ...]:
-        before = self.registry.members[spec.job].row
-        choice = self._choose(spec, now_s)
-        if choice is None or choice.row == before:
+        choice = self._choose(member.spec, now_s)
+        if choice is None or choice.row == row:
             return ()
-        self.registry.move(spec.job, choice)
-        return (self.registry.placement(spec.job),)
+        self.registry.move(job, choice)
+        return (self.registry.placement(job),)

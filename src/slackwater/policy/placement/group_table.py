@@ -40,6 +40,20 @@ class GroupTable:
         "pins",
     )
 
+    @property
+    def arrays(self) -> tuple[int, Ints, Ints, Ints, Floats, Floats, Floats, Ints]:
+        """The first arguments of the compiled scans."""
+        return (
+            self.rows,
+            self.members,
+            self.train_nodes,
+            self.node_mask,
+            self.train_gb,
+            self.node_gb,
+            self.work,
+            self.pins,
+        )
+
     def take_row(self, train_nodes: int) -> int:
         """A row for a new group without members."""
         empty = np.flatnonzero(self.train_nodes[: self.rows] == 0)

@@ -56,11 +56,6 @@ class GroupChoice:
     strategy: Strategy
     reason: str
 
-    @property
-    def local(self) -> bool:
-        """All phases on train nodes."""
-        return not self.pins and not self.new_rollout_nodes
-
 
 @dataclass(slots=True)
 class Member:
@@ -121,10 +116,6 @@ class GroupRegistry:
         """Lengths of a rollout phase and of a train phase on so many train nodes."""
         fleet = self.fleet
         return fleet.local_rollout_s(profile, nodes), fleet.train_s(profile, nodes)
-
-    def rollout_s(self, profile: JobProfile, train_nodes: int, local: bool) -> float:
-        """The length of a rollout phase on rollout nodes, or if `local` on the train nodes."""
-        return self.fleet.local_rollout_s(profile, train_nodes) if local else profile.rollout_s
 
     def scan_limits(
         self, max_members: int, cost_to_beat: float, max_work: int = 1 << 40
@@ -191,27 +182,31 @@ class GroupRegistry:
             group.rollout[slot] = node
             pins |= 1 << slot
         self.table.node_mask[row] |= pins
-        for slot in bits(pins):
-            self.table.node_gb[row, slot] += profile.rollout_state_gb
-        self.table.train_gb[row] += profile.train_state_gb
-        if not pins:
-            self.table.train_gb[row] += profile.rollout_state_gb
+        self._add_memory(row, pins, profile.train_state_gb, profile.rollout_state_gb)
         member.row, member.pins, member.index = row, pins, len(group.jobs)
         member.overhead_s = self._overhead_s(profile)
         self.members[member.spec.job] = member
         group.jobs.append(member.spec.job)
         self.table.append(row, self._work(member), pins)
 
+    def _add_memory(self, row: int, pins: int, train_gb: float, rollout_gb: float) -> None:
+        """Add state to a group's nodes: rollout state to the pinned nodes, else to train nodes."""
+        self.table.train_gb[row] += train_gb
+        if not pins:
+            self.table.train_gb[row] += rollout_gb
+        for slot in bits(pins):
+            self.table.node_gb[row, slot] += rollout_gb
+
     def _overhead_s(self, profile: JobProfile) -> float:
         return profile.sync_s + 2 * self.fleet.switch_s(profile)
 
     def _work(self, member: Member) -> Floats:
         profile = member.spec.profile
-        nodes = int(self.table.train_nodes[member.row])
+        nodes, local = int(self.table.train_nodes[member.row]), not member.pins
         work = np.zeros(WORK_ROWS)
-        work[ROLL_S] = self.rollout_s(profile, nodes, local=not member.pins)
+        work[ROLL_S] = self.fleet.local_rollout_s(profile, nodes) if local else profile.rollout_s
         work[TRAIN_S] = self.fleet.train_s(profile, nodes)
-        work[SYNC_S] = profile.sync_s if member.pins else 0.0
+        work[SYNC_S] = 0.0 if local else profile.sync_s
         work[BOUND_S] = member.spec.slo * profile.solo_s
         work[BUDGET_S], work[LEFT], work[ROUNDS] = member.budget_s, member.left, 1
         work[CAP_S] = self.cap_s(member.spec, member.share)
@@ -225,11 +220,7 @@ class GroupRegistry:
         del group.jobs[member.index]
         for job in group.jobs[member.index :]:
             self.members[job].index -= 1
-        self.table.train_gb[row] -= profile.train_state_gb
-        if not member.pins:
-            self.table.train_gb[row] -= profile.rollout_state_gb
-        for slot in bits(member.pins):
-            self.table.node_gb[row, slot] -= profile.rollout_state_gb
+        self._add_memory(row, member.pins, -profile.train_state_gb, -profile.rollout_state_gb)
         used = 0
         for job in group.jobs:
             used |= self.members[job].pins
@@ -297,12 +288,9 @@ class GroupRegistry:
         """Take over a changed profile. The job's nodes and budget do not change."""
         member = self.members[job]
         row, old = member.row, member.spec.profile
+        train_gb = profile.train_state_gb - old.train_state_gb
         rollout_gb = profile.rollout_state_gb - old.rollout_state_gb
-        self.table.train_gb[row] += profile.train_state_gb - old.train_state_gb
-        if not member.pins:
-            self.table.train_gb[row] += rollout_gb
-        for slot in bits(member.pins):
-            self.table.node_gb[row, slot] += rollout_gb
+        self._add_memory(row, member.pins, train_gb, rollout_gb)
         member.spec, member.cap_share = replace(member.spec, profile=profile), -1.0
         member.overhead_s = self._overhead_s(profile)
         rounds = self.table.work[row, ROUNDS, member.index]
@@ -328,10 +316,6 @@ class GroupRegistry:
         member = self.members[job]
         group = self.groups[member.row]
         return tuple(group.rollout[slot] for slot in bits(member.pins)) or group.train
-
-    def placements(self) -> Sequence[Placement]:
-        """The placements of all jobs."""
-        return [self.placement(job) for job in self.members]
 
     def worth_per_h(self, rollout_nodes: int, train_nodes: int) -> float:
         """The value of so many nodes, for comparing places (`RentedNodes.worth_per_h`)."""
@@ -380,11 +364,17 @@ def choose_isolated(
     registry: GroupRegistry, profile: JobProfile, reason: str
 ) -> GroupChoice | None:
     """Choose a new group with the nodes that the job declares; None while they are not free."""
-    if (
-        registry.ledger.free(Role.TRAIN) < profile.train_nodes
-        or registry.ledger.free(Role.ROLLOUT) < profile.rollout_nodes
-    ):
+    if not registry.ledger.has_free(profile.rollout_nodes, profile.train_nodes):
         return None
     return GroupChoice(
         None, 0, profile.rollout_nodes, profile.train_nodes, Strategy.ISOLATE, reason
     )
+
+
+def choose_colocated(registry: GroupRegistry, nodes: int, reason: str) -> GroupChoice | None:
+    """Choose a new group in which all phases run on `nodes` train nodes; None while they are not
+    free.
+    """
+    if not registry.ledger.has_free(0, nodes):
+        return None
+    return GroupChoice(None, 0, 0, nodes, Strategy.COLOCATE, reason)

@@ -103,9 +103,9 @@ class HorizonPlacement(GroupedPlacement):
     def observe(self, progress: Sequence[JobProgress], waiting: Sequence[JobSpec] = ()) -> None:
         """Record the progress of jobs and the measured lengths of their phases."""
         super().observe(progress, waiting)
-        for standing in progress:
-            if standing.rollout_s is not None and standing.train_s is not None:
-                self._measured[standing.job] = (standing.rollout_s, standing.train_s)
+        for report in progress:
+            if report.rollout_s is not None and report.train_s is not None:
+                self._measured[report.job] = (report.rollout_s, report.train_s)
 
     def place(self, job: JobSpec, now_s: float) -> Placement | Refusal:
         """Find nodes for an arriving job, and reserve its windows in the horizon."""

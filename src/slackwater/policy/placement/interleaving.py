@@ -19,7 +19,6 @@ import numpy as np
 
 from slackwater.model.ids import JobId
 from slackwater.model.job import JobProfile, JobSpec
-from slackwater.model.node import Role
 from slackwater.model.placement import Placement, Refusal, Strategy
 from slackwater.policy.columns import MAX_MEMBERS
 from slackwater.policy.placement.arrival import make_arriving_job
@@ -146,7 +145,7 @@ class Interleaving(GroupedPlacement):
         alone, alone_cost = self._cheapest_own_nodes(profile, left, budget_s)
         shared, shared_cost = self._cheapest_shared(job, budget_s, alone_cost)
         best, best_cost = (alone, alone_cost) if shared is None else (shared, shared_cost)
-        if self._has_free_nodes(profile):
+        if self.registry.ledger.has_free(profile.rollout_nodes, profile.train_nodes):
             candidate = make_arriving_candidate(job, budget_s, self.registry.cap_s(job))
             for row in self._thin_rows(max_members=1)[:_FOLLOWERS_TRIED]:
                 layout = self._consolidation.lay_out_with_arrival(candidate, row, now_s, best_cost)
@@ -154,13 +153,6 @@ class Interleaving(GroupedPlacement):
                     best_cost = layout.cost
                     best = self._choose_new_group(profile, layout.pins[0], row)
         return best
-
-    def _has_free_nodes(self, profile: JobProfile) -> bool:
-        ledger = self.registry.ledger
-        return (
-            ledger.free(Role.TRAIN) >= profile.train_nodes
-            and ledger.free(Role.ROLLOUT) >= profile.rollout_nodes
-        )
 
     def _choose_new_group(self, profile: JobProfile, pins: int, row: int) -> GroupChoice:
         rollout_nodes = profile.rollout_nodes if pins else 0
@@ -174,14 +166,7 @@ class Interleaving(GroupedPlacement):
         """The group that a job joins at the least added cost, if that is below `cost_to_beat`."""
         table, fleet = self.registry.table, self.fleet
         row, pins, new_nodes, cost = scan_cycles(
-            table.rows,
-            table.members,
-            table.train_nodes,
-            table.node_mask,
-            table.train_gb,
-            table.node_gb,
-            table.work,
-            table.pins,
+            *table.arrays,
             table.cycle_s,
             make_arriving_job(
                 job.profile, fleet, job.iterations, budget_s, self.registry.cap_s(job)
@@ -219,10 +204,7 @@ class Interleaving(GroupedPlacement):
             for rollout_nodes, iteration_s, never, strategy in shapes:
                 cost = self.registry.worth_per_h(rollout_nodes, nodes) * left * iteration_s / 3600
                 fits = left * iteration_s <= budget_s * (1 + 1e-9) and never is None
-                free = (
-                    ledger.free(Role.ROLLOUT) >= rollout_nodes and ledger.free(Role.TRAIN) >= nodes
-                )
-                if fits and free and cost < best_cost:
+                if fits and ledger.has_free(rollout_nodes, nodes) and cost < best_cost:
                     reason = "has nodes of its own: no group is cheaper"
                     best = GroupChoice(None, 0, rollout_nodes, nodes, strategy, reason)
                     best_cost = cost

@@ -2,11 +2,10 @@
 
 from slackwater.model.ids import JobId
 from slackwater.model.job import JobSpec
-from slackwater.model.node import Role
 from slackwater.model.placement import Strategy
 from slackwater.policy.columns import ROLL_S, TRAIN_S
 from slackwater.policy.placement.grouped import GroupedPlacement
-from slackwater.policy.placement.groups import GroupChoice, bits, choose_isolated
+from slackwater.policy.placement.groups import GroupChoice, bits, choose_colocated, choose_isolated
 
 
 class JobFractions(GroupedPlacement):
@@ -36,11 +35,10 @@ class JobFractions(GroupedPlacement):
         shared = self._choose_shared(job, fraction, local)
         if shared is not None:
             return shared
-        if not local:
-            return choose_isolated(self.registry, profile, "the cheapest nodes for it, whole")
-        if self.registry.ledger.free(Role.TRAIN) < nodes:
-            return None
-        return GroupChoice(None, 0, 0, nodes, Strategy.COLOCATE, "the cheapest nodes for it, whole")
+        reason = "the cheapest nodes for it, whole"
+        if local:
+            return choose_colocated(self.registry, nodes, reason)
+        return choose_isolated(self.registry, profile, reason)
 
     def _choose_shared(self, job: JobSpec, fraction: float, local: bool) -> GroupChoice | None:
         profile, table = job.profile, self.registry.table

@@ -129,6 +129,10 @@ class RentedNodes:
         """How many nodes of a role can still be rented."""
         return self._stocks[role].free(self._pools[role].node_type.devices)
 
+    def has_free(self, rollout_nodes: int, train_nodes: int) -> bool:
+        """Whether so many nodes can still be rented."""
+        return self.free(Role.ROLLOUT) >= rollout_nodes and self.free(Role.TRAIN) >= train_nodes
+
     def count(self, role: Role) -> int:
         """How many nodes of a role are rented."""
         return self._count[role]

@@ -185,11 +185,11 @@ class Arbiter:
         """The service's memory use, as a share of the memory that a loan leaves."""
         return min(serving_use / max(self.budget.capacity, 1), 1.0)
 
-    def loan_began(self) -> None:
+    def begin_loan(self) -> None:
         """The rollout's weights come: the service has the rest of the memory."""
         self._lending = True
 
-    def loan_ended(self) -> None:
+    def end_loan(self) -> None:
         """Nothing of the rollout is left: all memory is the service's again."""
         self._lending = False
         self.budget = replace(self.budget, lent=0)
@@ -197,7 +197,7 @@ class Arbiter:
 
     @property
     def lent(self) -> int:
-        """What rollouts may use at most: nothing while the service breaks its promise."""
+        """The most memory that rollouts may use; none while the service misses its SLO."""
         if self.stopped:
             return 0
         if self.mode.memory == "static":

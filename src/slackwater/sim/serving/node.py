@@ -96,14 +96,14 @@ class ServingNode:
         """Reserve memory for the rollout's weights; return whether there is enough."""
         if not self.arbiter.may_lend(self._serving_bytes()):
             return False
-        self.arbiter.loan_began()
+        self.arbiter.begin_loan()
         self._set_limit()
         return True
 
     def lend(self, rollout: RolloutShare, now_s: float) -> None:
         """Start the loan once the rollout's weights are loaded, with an RL step's budget."""
         self.arbiter.update_stopped(now_s)
-        self.arbiter.loan_began()
+        self.arbiter.begin_loan()
         self.arbiter.begin_step(self._serving_bytes())
         self.rollout = rollout
         self._set_limit()
@@ -126,7 +126,7 @@ class ServingNode:
     def take_back(self) -> None:
         """End the loan."""
         self.rollout = None
-        self.arbiter.loan_ended()
+        self.arbiter.end_loan()
         self._set_limit()
 
     def kv_share(self) -> float:

@@ -155,9 +155,10 @@ def test_a_plan_is_taken_up_where_it_costs_least() -> None:
     a = member("a", 60, 40)
     b = member("b", 40, 60, next_phase=Phase.ROLLOUT, running_s=60)
     plan = plan_round_robin([a, b])
-    taken = PlanForecast(plan, [a, b]).align([a, b])
+    forecast = PlanForecast(plan, [a, b])
+    taken = forecast.align([a, b])
     assert taken.slots[0].job == a.job and taken.slots[0].phase is Phase.ROLLOUT
-    assert taken.worst_loss_s == 0
+    assert forecast.loss_s([a, b]) == 0
 
 
 def test_every_cut_keeps_all_slots() -> None:

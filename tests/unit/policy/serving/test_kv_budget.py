@@ -74,11 +74,11 @@ def loan(weights: int) -> Arbiter:
 def test_a_loans_weights_are_taken_from_the_memory_only_while_it_lasts() -> None:
     arbiter = loan(300)
     assert arbiter.serving_limit == 1000
-    arbiter.loan_began()
+    arbiter.begin_loan()
     arbiter.begin_step(100)
     assert arbiter.serving_limit == 700
     assert 0 < arbiter.lent <= 700 - 100 - 140
-    arbiter.loan_ended()
+    arbiter.end_loan()
     assert (arbiter.serving_limit, arbiter.lent) == (1000, 0)
 
 

@@ -152,7 +152,7 @@ def test_urgent_prompts_run_without_the_decoding_requests_that_can_wait() -> Non
     def turn(mode: str, *, lending: bool = True, longer: int = 0) -> NextStep:
         arbiter = Arbiter(find_mode(mode), SLO, COST, COST, capacity=1000)
         if lending:
-            arbiter.loan_began()
+            arbiter.begin_loan()
         arbiter.record_arrival(9.0, 2000 + longer)
         return arbiter.next_step(10.0, serving, RolloutState())
 
@@ -209,7 +209,7 @@ def test_no_decoding_request_is_late_because_prompts_ran_alone(
     serving: ServingState, rollout: RolloutState, recent_wait_s: float
 ) -> None:
     arbiter = Arbiter(find_mode("foresight"), SLO, COST, COST, capacity=1000)
-    arbiter.loan_began()
+    arbiter.begin_loan()
     arbiter.record_arrival(10.0, int(recent_wait_s * 10_000))
     if arbiter.next_step(10.0, serving, rollout) is DeviceUse.PREFILL:
         assert serving.queued and serving.decoding
