@@ -46,7 +46,7 @@ class DiskUse:
 
 @dataclass(slots=True, eq=False)
 class Environment:
-    """`view` is an action's home, `tmp` its temporary folder, `own` the folders with its changes.
+    """`view` is an action's home, `tmp` its temporary folder.
 
     Between actions it has no process and occupies no core. `note` is its owner's record.
     `populating` is the file task before it is usable, `copying` the snapshots in progress by name.
@@ -74,6 +74,6 @@ class Environment:
         return f"{self.root}/tmp"
 
     @property
-    def own(self) -> list[str]:
-        """The folders that count as the environment's size."""
+    def changed_folders(self) -> list[str]:
+        """The folders with an action's changes, which count as the environment's size."""
         return [f"{self.root}/upper" if self.mounted else self.view, self.tmp]

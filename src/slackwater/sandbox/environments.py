@@ -9,7 +9,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +54,7 @@ class Environments:
     quarantine: Quarantine
     report: Callable[[Report], None]
     on_change: Callable[[Environment, str], None]
-
-    def __post_init__(self) -> None:
-        self._all: dict[str, Environment] = {}
+    _all: dict[str, Environment] = field(default_factory=dict, init=False)
 
     def names(self) -> list[str]:
         """Open environments, and those that are being created."""
@@ -175,7 +173,7 @@ class Environments:
         self._all[root.name] = environment
         has_same_user = True
         if self.users is not None:
-            previous_user = os.lstat(environment.own[0]).st_uid
+            previous_user = os.lstat(environment.changed_folders[0]).st_uid
             has_same_user = self.users.reserve(previous_user)
             environment.user = previous_user if has_same_user else self.users.allocate()
         if environment.mounted:
@@ -189,7 +187,7 @@ class Environments:
         environment.populating = self.workers.submit(
             FileTask(
                 "change_owner",
-                {"folders": environment.own, "user": environment.user},
+                {"folders": environment.changed_folders, "user": environment.user},
                 ADOPT_WITHIN_S,
                 lambda outcome: self._finish_adoption(environment, outcome),
             )

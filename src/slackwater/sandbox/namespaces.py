@@ -81,8 +81,8 @@ class MountNamespace:
 
 
 @dataclass(slots=True)
-class _Starting:
-    """A bwrap that is starting; `info` reports the first process inside, `ready` its setup."""
+class _StartupPipes:
+    """What a bwrap reports while it starts: its first process, that it is `ready`, its `errors`."""
 
     info: int
     ready: int
@@ -108,7 +108,7 @@ class BubblewrapNamespaces:
         info, info_out = os.pipe2(os.O_CLOEXEC)
         ready, ready_out = os.pipe2(os.O_CLOEXEC)
         errors, errors_out = os.pipe2(os.O_CLOEXEC)
-        self._starting: _Starting | None = _Starting(info, ready, errors)
+        self._starting: _StartupPipes | None = _StartupPipes(info, ready, errors)
         try:
             pid = os.posix_spawn(
                 argv[0],

@@ -451,7 +451,7 @@ class SandboxSupervisor:
             FileTask(
                 "measure",
                 {
-                    "folders": environment.own,
+                    "folders": environment.changed_folders,
                     "view": environment.view,
                     "user": environment.user,
                     "top_pids": [each.child.reaper or each.child.pid for each in running_here],

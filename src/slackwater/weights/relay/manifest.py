@@ -52,8 +52,9 @@ class ManifestPart:
 Bucket = tuple[ManifestPart, ...]
 
 
+@lru_cache(maxsize=2)  # one model's versions have the same
 def buckets_of(
-    tensors: Sequence[TensorEntry], bucket_bytes: int = BUCKET_BYTES
+    tensors: tuple[TensorEntry, ...], bucket_bytes: int = BUCKET_BYTES
 ) -> tuple[Bucket, ...]:
     """The tensors' bytes in order, cut at full buckets."""
     buckets: list[list[ManifestPart]] = []
@@ -69,9 +70,6 @@ def buckets_of(
             room -= stop - start
             start = stop
     return tuple(map(tuple, buckets))
-
-
-_buckets_of = lru_cache(maxsize=2)(buckets_of)  # one model's versions have the same
 
 
 def tag_of(checksums: Sequence[int]) -> int:
@@ -97,7 +95,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
     def buckets(self) -> tuple[Bucket, ...]:
         """The buckets; both sides derive the same."""
-        return _buckets_of(self.tensors, self.bucket_bytes)
+        return buckets_of(self.tensors, self.bucket_bytes)
 
     def bytes_of(self, base: str) -> int:
         return sum(self.sizes[base])

@@ -28,16 +28,15 @@ from slackwater.worker.engine_server.versions import VersionDirectories
 
 logger = logging.getLogger(__name__)
 
-
+_SEND_AFTER_S = 0.002
 _POWER_CHANGE_WITHIN_S = 50.0  # to sleep or wake; less than the step tracker waits
 
 
 class Outbox:
-    """Collects tokens and sends them `every_s` after the first one."""
+    """Collects tokens and sends them `_SEND_AFTER_S` after the first one."""
 
-    def __init__(self, send: Callable[..., None], every_s: float = 0.002) -> None:
+    def __init__(self, send: Callable[..., None]) -> None:
         self._send = send
-        self._every_s = every_s
         self._requests: list[int] = []
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
@@ -62,7 +61,7 @@ class Outbox:
     def _wake(self) -> None:
         if not self._is_flush_scheduled:
             self._is_flush_scheduled = True
-            asyncio.get_running_loop().call_later(self._every_s, self.flush)
+            asyncio.get_running_loop().call_later(_SEND_AFTER_S, self.flush)
 
     def flush(self) -> None:
         """One write: alternatives, then tokens and endings."""

@@ -9,7 +9,7 @@ from slackwater.weights.relay.manifest import TensorEntry, buckets_of
 
 def test_changes_are_applied_to_the_parts_that_have_some() -> None:
     entries = [TensorEntry(name, "F32", (1000,)) for name in "abc"]
-    (bucket,) = buckets_of(entries)
+    (bucket,) = buckets_of(tuple(entries))
     old = [np.arange(1000, dtype=np.float32).view(np.uint8) for _ in entries]
     new = [array.copy() for array in old]
     new[0].view(np.float32)[::10] += 1
