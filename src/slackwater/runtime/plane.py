@@ -167,7 +167,7 @@ class ControlPlane:
             self._plans,
             launch_plan,
             keys,
-            None if settings.residency is None else settings.residency.environment(),
+            budgets={} if settings.residency is None else settings.residency.environment(),
             runtime=self.runtime,
             allocator=allocator,
             assignments=SavedFact(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from slackwater.model.errors import ConfigError
+from slackwater.model.folder import write_whole
 
 _LONGEST = 8192
 _PEERS = 64  # whose contexts are kept: making one takes 2 ms
@@ -45,7 +46,9 @@ class Certificate:
         """The folder's certificate, which is created the first time."""
         made = cls(folder / "fleet.crt", folder / "fleet.key")
         if not (made.certificate.is_file() and made.key.is_file()):
-            _write_new(made)
+            certificate, key = _generate()
+            write_whole(made.key, key.decode())
+            write_whole(made.certificate, certificate)
         return made
 
 
@@ -96,14 +99,6 @@ def fingerprint_of(certificate: str) -> str:
 
 def peer_fingerprint(connection: ssl.SSLSocket) -> str:
     return hashlib.sha256(connection.getpeercert(binary_form=True) or b"").hexdigest()
-
-
-def _write_new(new: Certificate) -> None:
-    certificate, key = _generate()
-    for path, data in ((new.key, key), (new.certificate, certificate.encode())):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
 
 
 def _generate() -> tuple[str, bytes]:

@@ -60,7 +60,7 @@ PermitCommand: TypeAlias = (
 
 
 class PermitExecutor:
-    """One per service with a co-scheduler."""
+    """Executes what the co-scheduler decides about jobs and their permits."""
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ NOT_SAMPLED = float("nan")  # the log-prob of a token that a client wrote
 
 @dataclass(slots=True)
 class EndedTurn:
-    """What was sampled after which prompt."""
+    """A prompt, and what was sampled after it."""
 
     prompt: Sequence[int]
     tokens: Sequence[int]

@@ -17,7 +17,7 @@ KEPT_S = 300.0  # by then engines have evicted the conversation's cache
 
 
 class PromptEnd(NamedTuple):
-    """Where a prompt's hash goes on: the hash of its whole blocks, and the bytes after them."""
+    """Where a prompt's hash continues: the hash of its whole blocks, and the bytes after them."""
 
     value: int
     rest: bytes

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
@@ -43,7 +43,7 @@ class JoinAddress:
     depot: str
     key_of: Callable[[str, str | None], str]
     pin: str | None = None
-    budgets: tuple[tuple[str, str], ...] = ()
+    budgets: Mapping[str, str] = field(default_factory=dict)
 
     def environment(self, node: NodeId, pool: str | None) -> dict[str, str]:
         """The secrets, which no command line may show."""
@@ -57,7 +57,7 @@ class JoinAddress:
 
 @dataclass(frozen=True, slots=True)
 class AgentPlan:
-    """One agent to start. `files` is as the worker option; `logs` is a folder on the agent's own
+    """One agent to start. `files` is its option of that name; `logs` is a folder on the agent's own
     machine; `options` say which devices it reports.
     """
 
@@ -101,7 +101,7 @@ class AgentLauncher:
 
 
 class OutlivedAgent:
-    """An agent that another control plane started, with a command line."""
+    """An agent that an earlier control plane started, told by its command line."""
 
     def __init__(self, pid: int, plan: AgentPlan) -> None:
         self.pid, self._marks = pid, {_AGENT, str(plan.node), plan.logs}

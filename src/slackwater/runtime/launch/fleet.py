@@ -65,14 +65,14 @@ class LaunchedFleet:
         plans: WorkerPlans,
         plan: LaunchPlan,
         keys: NodeKeys,
-        budgets: Mapping[str, str] | None = None,
         *,
+        budgets: Mapping[str, str],
         runtime: FleetDriver,
         allocator: DeviceAllocator,
         assignments: SavedFact,
     ) -> None:
         self.file = file
-        self._budgets = tuple((budgets or {}).items())
+        self._budgets = budgets
         self.nodes = Nodes(hub, plan)
         self._plan, self._keys = plan, keys
         self.supervisor = WorkerSupervisor(self.nodes.spawn, adopt=self.nodes.adopt)

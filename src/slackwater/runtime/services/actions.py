@@ -69,7 +69,6 @@ class ActionService:
         self._results_kept_s = results_kept_s
         self._is_shared = is_shared
         self._arriving = Counter[TenantId]()  # actions that are being written to the log
-        self._closed = False
         self._stopping = asyncio.Event()
 
     async def adopt(self) -> None:
@@ -95,7 +94,6 @@ class ActionService:
 
     def close(self) -> None:
         """Wake every waiter; live actions continue after the next start."""
-        self._closed = True
         self._stopping.set()
         self._table.wake_all()
 
@@ -194,7 +192,7 @@ class ActionService:
         if live is not None:
             if live.tenant != tenant:
                 raise _unknown_action(name)
-            if not self._closed:
+            if not self._stopping.is_set():
                 await wait_until_set(live.ended, hold_s)
             if name in self._table.actions:
                 return None
@@ -287,7 +285,7 @@ class ActionService:
         await wait_until_set(entry.ready, hold_s)
         if entry.ended is not None:
             raise NotFoundError(f"environment: {name!r} has ended: {entry.ended}")
-        return entry.ready.is_set() and not self._closed
+        return entry.ready.is_set() and not self._stopping.is_set()
 
     async def close_environment(self, tenant: TenantId, name: EnvironmentId) -> None:
         """This cancels its actions."""

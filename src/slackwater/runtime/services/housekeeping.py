@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from slackwater.model.ids import SamplingSessionId, SessionId
+from slackwater.model.ids import SessionId
 from slackwater.model.session import SamplingSession, TrainedModel
 from slackwater.runtime.executors.engines import EngineExecutor
 from slackwater.runtime.executors.trainers import TrainerExecutor
@@ -66,9 +66,8 @@ class Housekeeping:
             for session in self.sessions.reap_silent(loop.time()):
                 reason = f"session {session} ended: no heartbeat came for too long"
                 logger.info("session reaped session=%s", session)
-                await self.end_session(
-                    session, {"type": "cancelled", "detail": "no heartbeat"}, reason
-                )
+                status = {"type": "cancelled", "detail": "no heartbeat"}
+                await self.end_session(session, status, reason)
             await self._expire()
             self.jobs.end_idle()
             await self.jobs.save()
@@ -142,25 +141,15 @@ class Housekeeping:
 
     async def _drop(self, gone: list[SamplingSession]) -> None:
         names = [session.sampling_session for session in gone]
-
-        def write(connection: Connection) -> None:
-            sampling_sessions.drop_sampling_sessions(connection, names)
-
-        await self.store.call(write)
-        self.sampling.drop_sessions([SamplingSessionId(name) for name in names])
+        await self.store.call(lambda c: sampling_sessions.drop_sampling_sessions(c, names))
+        self.sampling.drop_sessions(names)
         await self.drop_unused_versions()
 
     async def drop_unused_versions(self) -> None:
         """Drop weight versions that neither a sampling session nor a checkpoint names."""
-
-        def read(connection: Connection) -> set[str]:
-            versions = connection.execute(
-                sa.select(checkpoints.c.held_as).where(checkpoints.c.kind.in_(HELD_AS_VERSIONS))
-            )
-            return set(versions.scalars())
-
         versions = await asyncio.to_thread(self.shelf.versions)
-        named = await self.store.call(read)
+        saved = sa.select(checkpoints.c.held_as).where(checkpoints.c.kind.in_(HELD_AS_VERSIONS))
+        named = await self.store.call(lambda c: set(c.execute(saved).scalars()))
         named |= {session.version for session in self.sampling.sessions()}
         named |= self.operations.pending_versions()
         for version in versions:

@@ -60,7 +60,6 @@ class InstanceService:
         self._added = 0
         self.drained: set[InstanceId] = set()  # on request, so their end is not a fault
         self._listed: set[InstanceId] = set()
-        self._restart_timers: set[asyncio.TimerHandle] = set()
         self._replays: set[asyncio.Task[None]] = set()
 
     def keep_running(self, listed: Mapping[InstanceId, InstanceRequest]) -> None:
@@ -166,9 +165,7 @@ class InstanceService:
         self._children.kill(InstanceId(worker))
 
     async def close(self) -> None:
-        for timer in self._restart_timers:
-            timer.cancel()
-        self._listed.clear()
+        self._listed.clear()  # restarts that are due find nothing to start
         for task in self._replays:
             task.cancel()
         await asyncio.gather(*self._replays, return_exceptions=True)
@@ -187,15 +184,7 @@ class InstanceService:
             log = self._logs / f"{event.instance}.log"
             self._faults.append(f"{event.instance}: did not start: {event.error}; see {log}")
         elif isinstance(event, InstanceEnded) and event.instance in self._listed:
-            self._start_again()
-
-    def _start_again(self) -> None:
-        def start() -> None:
-            self._restart_timers.discard(timer)
-            self._start_listed()
-
-        timer = asyncio.get_running_loop().call_later(_LISTED_AGAIN_S, start)
-        self._restart_timers.add(timer)
+            asyncio.get_running_loop().call_later(_LISTED_AGAIN_S, self._start_listed)
 
     def _check(self, request: InstanceRequest) -> None:
         """Refuse what cannot be started, before anything starts."""
