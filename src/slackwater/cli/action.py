@@ -169,16 +169,12 @@ def _table(found: dict[str, Any]) -> Any:
     )
     live = Table("action", "job", "state", "cores", "age s", "command", title="under way")
     for row in found["live"]:
-        live.add_row(
-            row["action"], row["job"], row["state"], str(row["cores"]), f"{row['age_s']:.1f}",
-            row["command"],
-        )  # fmt: skip
+        cells = (row["state"], str(row["cores"]), f"{row['age_s']:.1f}")
+        live.add_row(row["action"], row["job"], *cells, row["command"])
     result = Table("action", "job", "outcome", "queued s", "ran s", "command", title="ended")
     for row in reversed(found["ended"][-10:]):
-        result.add_row(
-            row["action"], row["job"], row["kind"], f"{row['queued_s']:.3f}",
-            f"{row['ran_s']:.3f}", row["command"],
-        )  # fmt: skip
+        cells = (row["kind"], f"{row['queued_s']:.3f}", f"{row['ran_s']:.3f}")
+        result.add_row(row["action"], row["job"], *cells, row["command"])
     return Group(line, live, result)
 
 
