@@ -16,7 +16,7 @@ from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.serve.app import create_app
 from slackwater.serve.front.channel import FrontChannel
 from slackwater.serve.front.processes import ForkedFront, FrontEnds, fork_front_ends
-from slackwater.serve.http.server import bind, catch_stop_signals, until_signalled
+from slackwater.serve.http.server import bind, catch_stop_signals, run_server, until_signalled
 from slackwater.weights.joined_file import ExportCatalog
 from slackwater.wire.memory import keep_heap_small
 
@@ -30,13 +30,7 @@ def run_service(settings: ServiceSettings, folder: StateDirectory) -> int:
     folder.logs.mkdir(parents=True, exist_ok=True)
     listening = bind(settings.host, settings.port)
     fronts = fork_front_ends(settings.front_ends, listening, folder)  # before the first thread
-    serving = _serve(settings, folder, listening, fronts, early)
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run(serving)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(serving)
+    return run_server(_serve(settings, folder, listening, fronts, early))
 
 
 async def _serve(
@@ -50,8 +44,6 @@ async def _serve(
     stopping = catch_stop_signals()
     if early:
         stopping.set_result(early[0])
-    # Other threads yield the GIL to the event loop soon: one request needs it about twenty times.
-    sys.setswitchinterval(0.0002)
     from slackwater.cli.preflight import check_isolation
 
     _log_to(folder.logs / "service.log")

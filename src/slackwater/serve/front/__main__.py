@@ -17,7 +17,7 @@ from slackwater.serve.front.app import create_front_app
 from slackwater.serve.front.connection import CHANNEL, HTTP
 from slackwater.serve.front.gateway import Gateway
 from slackwater.serve.front.pass_through import PassThrough
-from slackwater.serve.http.server import HttpServer
+from slackwater.serve.http.server import HttpServer, run_server
 from slackwater.wire.memory import keep_heap_small
 
 _LARGE_BYTES = 2 << 20  # keep socket read buffers (256 KiB) on the heap, where they are reused
@@ -25,7 +25,6 @@ _LARGE_BYTES = 2 << 20  # keep socket read buffers (256 KiB) on the heap, where 
 
 async def serve(folder: Path, listening: socket.socket) -> None:
     """Serve until the control plane stops this process or dies."""
-    sys.setswitchinterval(0.0002)  # other threads yield to the event loop soon
     gateway = Gateway()
     loop = asyncio.get_running_loop()
     await loop.create_unix_connection(lambda: gateway.connection, str(folder / CHANNEL))
@@ -60,13 +59,7 @@ def run_front(folder: Path, listening: socket.socket, log: Path) -> None:
     log_to(log)
     for number in (signal.SIGINT, signal.SIGTERM):  # the control plane stops us
         signal.signal(number, signal.SIG_IGN)
-    try:
-        import uvloop
-    except ImportError:
-        asyncio.run(serve(folder, listening))
-        return
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(folder, listening))
+    run_server(serve(folder, listening))
 
 
 if __name__ == "__main__":
