@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
+from slackwater.model.folder import read_object
 from slackwater.model.ids import JobId, ModelId, TenantId
 from slackwater.model.instance import InstanceKind, InstanceState
 from slackwater.runtime.executors.recent_trajectories import EndedTurn, join_turns
@@ -18,7 +19,7 @@ from slackwater.runtime.services.activity import ActivitySampler
 from slackwater.runtime.store.checkpoints import parse_path
 from slackwater.runtime.store.job_accounts import job_row
 from slackwater.serve.dashboard.browser_sessions import Viewer
-from slackwater.serve.dashboard.source import PlannedFleet, PlannedJob, read_curves, read_json
+from slackwater.serve.dashboard.source import PlannedFleet, PlannedJob, read_curves
 from slackwater.serve.openai.text import TextCodec, TextCodecs
 from slackwater.serve.operator.coschedule import visible_state
 from slackwater.serve.operator.metrics import gauges_of, serving_of, tenant_gauges
@@ -233,7 +234,7 @@ class LiveSource:
             if plane.sessions.job_of(model.session) == job
         }
         if folder is not None:
-            saved = await asyncio.to_thread(read_json, folder, "checkpoint")
+            saved = await asyncio.to_thread(read_object, folder / "checkpoint.json") or {}
             with contextlib.suppress(ConfigError):  # none yet
                 models.add(parse_path(str(saved.get("state_path")))[0])
         found = await read_checkpoints(plane, owner)

@@ -13,10 +13,11 @@ from typing import Any, Literal
 import msgspec
 
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
+from slackwater.model.folder import read_object
 from slackwater.model.ids import TenantId
 from slackwater.model.slack import slack_row
 from slackwater.serve.dashboard.browser_sessions import Viewer
-from slackwater.serve.dashboard.source import PlannedFleet, PlannedJob, read_curves, read_json
+from slackwater.serve.dashboard.source import PlannedFleet, PlannedJob, read_curves
 from slackwater.timeline.lanes import (
     FAULT,
     KINDS,
@@ -198,7 +199,7 @@ class RecordedSource:
         if (folder := row.get("folder")) is not None:
             run = _run_folder(folder)
             facts["curves"] = read_curves(run / "metrics.jsonl")
-            checkpoint = read_json(run, "checkpoint")
+            checkpoint = read_object(run / "checkpoint.json")
             if checkpoint:
                 path, step = str(checkpoint.get("state_path")), checkpoint["steps_done"]
                 facts["checkpoints"] = [{"path": path, "kind": "state", "step": step}]

@@ -97,12 +97,3 @@ def _row(line: bytes) -> dict[str, Any] | None:
 def _number(value: Any) -> float | None:
     is_finite = isinstance(value, int | float) and abs(value) < float("inf")
     return round(float(value), 6) if is_finite else None
-
-
-def read_json(folder: Path, name: str) -> dict[str, Any]:
-    """A small JSON object in a run's folder; empty if there is none."""
-    try:
-        found = json.loads((folder / f"{name}.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
