@@ -100,7 +100,7 @@ def train(
     given |= {"--track": track if track != "tensorboard" else None, "--set": assignments}
     given |= {"--run": folder, "--url": url, "--up": up, "--models": models}
     given["--state"] = state if state != DEFAULT_STATE else None
-    again = command_of("slackwater train", recipe, given)
+    again = train_command(recipe, given)
     with (
         print_resume_command_on_failure(folder, again),
         _service(up, url, key, settings, models, folder, state) as (address, secret),
@@ -210,9 +210,9 @@ def reward_summary(rewards: list[float]) -> str:
     return f"{first:.3f} in the first {steps}, {last:.3f} in the last {steps}"
 
 
-def command_of(command: str, argument: str, options: Mapping[str, Any]) -> str:
+def train_command(recipe: str, options: Mapping[str, Any]) -> str:
     """The command line with the options that are set; a list repeats its option."""
-    words = [argument]
+    words = ["slackwater", "train", recipe]
     for name, value in options.items():
         if value is True:
             words.append(name)
@@ -220,7 +220,7 @@ def command_of(command: str, argument: str, options: Mapping[str, Any]) -> str:
             words += [word for item in value for word in (name, str(item))]
         elif value is not None and value is not False:
             words += [name, str(value)]
-    return f"{command} {shlex.join(words)}"
+    return shlex.join(words)
 
 
 @contextlib.contextmanager

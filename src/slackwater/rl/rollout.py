@@ -28,11 +28,11 @@ class Trajectory:
     turns: int = 0
 
     def __post_init__(self) -> None:
-        self._mark(len(self.tokens), False)
+        self._mark_observed(len(self.tokens))
 
     def observe(self, tokens: list[int]) -> None:
         self.tokens.extend(tokens)
-        self._mark(len(tokens), False)
+        self._mark_observed(len(tokens))
 
     def act(self, tokens: list[int], logprobs: list[float]) -> None:
         self.tokens.extend(tokens)
@@ -40,8 +40,8 @@ class Trajectory:
         self.logprobs.extend(logprobs)
         self.turns += 1
 
-    def _mark(self, count: int, sampled: bool) -> None:
-        self.sampled.extend([sampled] * count)
+    def _mark_observed(self, count: int) -> None:
+        self.sampled.extend([False] * count)
         self.logprobs.extend([0.0] * count)
 
     @property

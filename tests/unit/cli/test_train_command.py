@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from slackwater.cli.train import command_of, print_resume_command_on_failure, reward_summary
+from slackwater.cli.train import print_resume_command_on_failure, reward_summary, train_command
 from slackwater.cli.train_display import display, watch_stalls
 from slackwater.model.errors import ConfigError, UnavailableError
 
@@ -20,7 +20,7 @@ AGAIN = "slackwater train copy-digits --run 'my runs/one' --up"
 
 def test_the_command_to_resume_has_the_options_and_no_key() -> None:
     given = {"--set": ["a=1", "b=2"], "--run": Path("my run"), "--url": None, "--up": True}
-    said = command_of("slackwater train", "copy-digits", given)
+    said = train_command("copy-digits", given)
     assert said == "slackwater train copy-digits --set a=1 --set b=2 --run 'my run' --up"
 
 

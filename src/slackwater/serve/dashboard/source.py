@@ -1,7 +1,7 @@
 """The source of the dashboard's figures: a running service or a recorded run."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -37,7 +37,7 @@ class PlannedFleet:
     spot_nodes: int = 0
     host_memory_gb: float = 16.0
     placement: str = "group"
-    jobs: tuple[PlannedJob, ...] = field(default=())
+    jobs: tuple[PlannedJob, ...] = ()
 
 
 class DashboardSource(Protocol):
