@@ -124,18 +124,17 @@ class BodyLimits:
                 if self._folder is not None and scope["path"] in self._json_limits and not encoding:
                     file = BodyFile(self._folder)
                 body = await self._read(receive, headers, tenant, body_bytes, limit, file)
-                if body is not None and encoding:
+                if body is None:
+                    return
+                if encoding:
                     body = await asyncio.to_thread(decompress, body, encoding, limit)
                     body_bytes.grow(len(body))
                     scope = {**scope, "headers": _without_encoding(scope)}
+                small = len(body) <= LARGE_JSON_BYTES
+                if small and _is_json(headers) and (why := find_text_error(body)):
+                    raise RefusedBodyError(422, f"body: {why}")
             except RefusedBodyError as error:
                 await send_refusal(scope, send, error.status, str(error))
-                return
-            if body is None:
-                return
-            small = len(body) <= LARGE_JSON_BYTES
-            if small and _is_json(headers) and (why := find_text_error(body)):
-                await send_refusal(scope, send, 422, f"body: {why}")
                 return
             replay = ReadBody(body, receive, None if file is None else file.path)
             if tenant is not None:
