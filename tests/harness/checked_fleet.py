@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from harness.broker_checks import check_broker
+from harness.serving_checks import check_serving
 from harness.simulated_devices import DeploymentCommand, SimulatedDevices
 from slackwater.control.fleet.controller import FleetController, Handler
 from slackwater.control.fleet.messages import FleetCommand, FleetEvent
@@ -118,6 +119,8 @@ class CheckedSlackFleet(InvariantChecks, FiveSlackFleet):
     def check_integrity(self) -> None:
         super().check_integrity()
         check_broker(self.cores.broker)
+        if self.serving is not None:
+            check_serving(self.serving)
         used, cores = self.cores.used, self.scenario.external.cores
         assert used <= cores, f"{used} actions on {cores} cores"
 
@@ -137,6 +140,11 @@ class CheckedFleet(InvariantChecks):
         self.engines = LentEngines(self)
         if self._serving_nodes:
             self.serving = LentNodes(self, self._serving_nodes)
+
+    def check_integrity(self) -> None:
+        super().check_integrity()
+        if self._serving_nodes:
+            self.serving.check_integrity()
 
     def cut_off(self, node: NodeId, seconds: float) -> None:
         """Nothing is heard of a node, and nothing reaches it; beyond its lease its trainer is

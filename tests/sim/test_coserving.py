@@ -9,6 +9,7 @@ from benchmarks.serving.simulated.autoscaling import AutoscaledCluster
 from benchmarks.serving.simulated.lending_cluster import LendingCluster, LendingPlan
 from benchmarks.serving.simulated.run import CoservingResult, CoservingRun, RolloutStages
 from benchmarks.serving.simulated.storm import run_storm
+from harness.serving_checks import check_service
 from slackwater.model.ids import NodeId
 from slackwater.model.serving import ServingSlo
 from slackwater.policy.serving.modes import find_mode
@@ -139,5 +140,5 @@ def test_a_service_whose_prompts_run_alone_now_and_then_answers_each_request_who
         first, ended = share.end_step(now_s)
         assert not (alone and ended), "one decoded in a step of prompts"
         done += ended + [one for one in first if not share.decode(one, now_s)]
-        share.check_integrity()
+        check_service(share)
     assert all(one.done_s >= one.first_token_s for one in requests)

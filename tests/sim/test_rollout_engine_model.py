@@ -37,7 +37,7 @@ def step_by_step(lengths: list[int], context: int) -> list[float]:
 def test_turns_end_when_a_step_by_step_engine_would_end_them(
     lengths: list[int], context: int
 ) -> None:
-    engine = SimulatedEngine(COST, 64, 0.0, prefix_cache=False)
+    engine = SimulatedEngine(COST, 64, 0.0)
     for number, length in enumerate(lengths):
         engine.add(request(number, context, length))
     ended: dict[int, float] = {}
@@ -92,8 +92,8 @@ def test_a_returning_trajectory_prefills_only_what_is_new() -> None:
     again = Request(2, TrajectoryId("c1"), 1200, 10)
     engine.add(again)
     assert engine.prefilled - before == 150
-    cold = SimulatedEngine(COST, 8, 0.0, prefix_cache=False)
+    cold = SimulatedEngine(COST, 8, 0.0)
     cold.add(request(1, 1000, 50))
     cold.advance(100.0)
-    cold.add(Request(2, TrajectoryId("c1"), 1200, 10))
+    cold.add(Request(2, TrajectoryId("c2"), 1200, 10))
     assert cold.prefilled == 2200

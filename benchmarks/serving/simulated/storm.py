@@ -10,6 +10,7 @@ import numpy as np
 from benchmarks.rollout.simulated.agent_run import ROLLOUT_JOB, AgentFleet
 from benchmarks.serving.simulated.lending_cluster import LendingPlan, ServingRole
 from benchmarks.serving.simulated.run import CoservingResult, CoservingRun, RolloutStages
+from harness.serving_checks import check_serving
 from slackwater.control.lending import events as on
 from slackwater.control.lending.lender import LenderSettings
 from slackwater.model.ids import InstanceId, ServiceName
@@ -69,7 +70,7 @@ def run_storm(seed: int, *, seconds: float = 60.0, mode: str = "ours") -> StormR
         nonlocal events
         events += 1
         if events % _CHECK_EVERY == 0:
-            run.cluster.check_integrity()
+            check_serving(run.cluster)
             run.manager.check_integrity()
 
     result = run.run(seconds, check)

@@ -115,7 +115,9 @@ class SimulatedCluster:
         """Run until every job has finished or was refused."""
         report_at = 0
         while self._unsettled:
-            assert len(self._queue), f"{self._unsettled} jobs wait for ever: {self._unfinished()}"
+            assert len(self._queue), (
+                f"{self._unsettled} jobs wait for ever: {self._list_unfinished()}"
+            )
             function, arguments = self._queue.pop()
             function(*arguments)
             if progress is not None and self.events >= report_at:
@@ -124,7 +126,7 @@ class SimulatedCluster:
         self._controller.check_integrity()
         self.account.give_back(tuple(self.account.list_rented()), self.now_s)
 
-    def _unfinished(self) -> list[JobId]:
+    def _list_unfinished(self) -> list[JobId]:
         runs = self.executions.items()
         return [job for job, run in runs if run.account.finished_s is None][:5]
 

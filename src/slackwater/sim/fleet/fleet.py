@@ -100,5 +100,3 @@ class SimulatedFleet(FleetContext):
         for job_run in self.jobs.values():
             lost = {turn for turn in job_run.open_turns if turn not in live}
             assert not lost, f"{job_run.job}: turns were lost: {lost}"
-        if self.serving is not None:
-            self.serving.check_integrity()

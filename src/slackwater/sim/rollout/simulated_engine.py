@@ -49,7 +49,6 @@ class SimulatedEngine:
         max_running: int,
         now_s: float,
         *,
-        prefix_cache: bool = True,
         slowdown: float = 1.0,
     ) -> None:
         self.cost = cost
@@ -67,7 +66,7 @@ class SimulatedEngine:
         self._waiting: deque[Request] = deque()
         self._prefilling: deque[tuple[Request, float]] = deque()
         self._prefilling_context = 0
-        self._cache: OrderedDict[TrajectoryId, int] | None = OrderedDict() if prefix_cache else None
+        self._cache: OrderedDict[TrajectoryId, int] = OrderedDict()
         self._cached_tokens = 0
 
     @property
@@ -229,32 +228,22 @@ class SimulatedEngine:
             if self.running and used + request.context_tokens > 0.95 * self.kv_tokens:
                 return
             self._waiting.popleft()
-            hit = self._hit(request)
-            fresh = request.context_tokens - hit
+            cached = self._cache.pop(request.trajectory, 0)
+            self._cached_tokens -= cached
+            fresh = request.context_tokens - min(cached, request.context_tokens - 1)
             self.prefilled += fresh
             self._prefilling_context += request.context_tokens
             cost_s = self.slowdown * self.cost.prefill_s(fresh, request.context_tokens)
             self._prefilling.append((request, cost_s))
             self._trim_cache()
 
-    def _hit(self, request: Request) -> int:
-        if self._cache is None:
-            return 0
-        cached = self._cache.pop(request.trajectory, 0)
-        self._cached_tokens -= cached
-        return min(cached, request.context_tokens - 1)
-
     def _keep_prefix(self, request: Request) -> None:
-        if self._cache is None:
-            return
         self._cached_tokens -= self._cache.pop(request.trajectory, 0)
         self._cache[request.trajectory] = request.context_tokens
         self._cached_tokens += request.context_tokens
         self._trim_cache()
 
     def _trim_cache(self) -> None:
-        if self._cache is None:
-            return
         room = self.kv_tokens - self.kv_used_tokens
         while self._cached_tokens > room and self._cache:
             _, tokens = self._cache.popitem(last=False)

@@ -75,14 +75,6 @@ class ServingCluster:
         self._report()
         self._schedule_arrival(0, 0.0, period_s)
 
-    def check_integrity(self) -> None:
-        """Raise AssertionError if a node is inconsistent, or lender and nodes disagree."""
-        self.lender.check_integrity()
-        for node in self.nodes.values():
-            node.check_integrity()
-        lent = self.lender.loans()
-        assert set(self._borrowed) <= set(lent), "a node runs rollouts that it was not lent for"
-
     @property
     def unanswered(self) -> int:
         """How many requests are not done."""

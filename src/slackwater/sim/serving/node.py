@@ -261,13 +261,3 @@ class ServingNode:
             self.use.given_back += len(given)
             if given or pressed:
                 self.on_given_back(given, self._loan_tokens())
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError if memory is used twice."""
-        self.service.check_integrity()
-        if self.rollout is not None:
-            self.rollout.check_integrity()
-            used = self.rollout.kv_used_tokens + self.rollout.prefix_tokens
-            both = used * self._rollout_bytes + self._serving_bytes()
-            slack = (self.rollout.running + len(self.service.decoding) + 1) * self._bytes
-            assert both <= self.arbiter.budget.capacity + slack, "memory is used twice"

@@ -181,15 +181,6 @@ class RolloutShare(SimulatedEngine):
             self._shrink_prefixes(tokens)
         return given
 
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless requests are in one place and memory is counted right."""
-        self.settle()
-        places = [*self._chunked, *self._decodes, *(request.attempt for request in self._queue)]
-        assert sorted(places) == sorted(self.requests)
-        running = [*self._decodes.values(), *(request for request, _ in self._chunked.values())]
-        assert sum(request.context_tokens for request in running) == self._held_context
-        assert sum(tokens for tokens, _ in self._prefixes.values()) == self._prefix_tokens
-
     def _enter(self) -> None:
         """Admit waiting requests while their contexts and one token each fit the budget."""
         while self._queue and self.running < self.max_running:

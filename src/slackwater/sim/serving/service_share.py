@@ -185,14 +185,3 @@ class ServiceShare:
             request.admitted = False
             request.describe_prompt()
             self.queue.appendleft(request)
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless the memory is that of the requests that hold some."""
-        held = sum(request.prompt_tokens for request in self.queue if request.admitted)
-        made = {n: self._steps - request.began_step for n, request in self.decoding.items()}
-        held += sum(r.prompt_tokens + 1 + made[n] for n, r in self.decoding.items())
-        assert held == self.kv_tokens, f"{self.kv_tokens} tokens held, {held} accounted for"
-        for request in self.queue:
-            kept = request.queued
-            request.describe_prompt()
-            assert kept == request.queued, f"{kept} kept of {request}"
