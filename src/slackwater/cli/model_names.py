@@ -12,7 +12,7 @@ from slackwater.zoo.sources import hub_snapshot, is_hub_name, is_model, models_d
 def find_model(given: str, option: str = "--model", models: Path | None = None) -> Path:
     """The directory of a model, downloaded from the hub or made from a GGUF file if need be."""
     path = Path(given).expanduser()
-    if path.is_dir():
+    if given and path.is_dir():
         return path
     if path.suffix == ".gguf" and path.is_file():
         return _convert(path.resolve(), models)

@@ -14,7 +14,7 @@ import tomllib
 import types
 from collections.abc import Iterable, Mapping
 from enum import Enum
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from slackwater.model.errors import ConfigError
@@ -162,7 +162,13 @@ def _describe_hint(hint: Any) -> str:
         return _describe_hint(next(arm for arm in get_args(hint) if arm is not type(None)))
     if origin in (tuple, list):
         return "[...]"
-    names = {bool: "true or false", int: "a whole number", float: "a number", str: _TEXT}
+    names = {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        str: _TEXT,
+        Path: "a path",
+    }
     if isinstance(hint, type) and issubclass(hint, Enum):
         return " or ".join(repr(member.value) for member in hint)
     return names.get(getattr(hint, "__supertype__", hint), "a table")

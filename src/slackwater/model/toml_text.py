@@ -16,7 +16,8 @@ def read_toml(option: str, file: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError.of(option, str(file), f"cannot be read: {error.strerror}") from None
     except ValueError as error:  # also not UTF-8, or an integer of thousands of digits
-        raise ConfigError.of(option, str(file), f"is not TOML: {error}") from None
+        why = str(error).replace("Cannot overwrite a value", "a key is given twice")
+        raise ConfigError.of(option, str(file), f"is not TOML: {why}") from None
 
 
 def toml_text(table: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ from slackwater.control.rollout.settings import RolloutSettings, rollout_setting
 from slackwater.model.device import count_ranks
 from slackwater.model.endpoint import Endpoint
 from slackwater.model.errors import ConfigError, check_above_zero, check_not_negative
+from slackwater.model.ids import check_tenant
 from slackwater.model.instance import EngineName
 from slackwater.model.node import NodeSize
 from slackwater.model.residency import ResidencySettings
@@ -27,6 +28,7 @@ from slackwater.runtime.launch.fleet_file import (
 )
 from slackwater.runtime.launch.instance_list import InstanceList, ListedInstance
 
+_MOST_KV_MB = 1 << 30
 SILENT_AFTER_S = 20.0  # a worker that sends nothing for so long is lost
 TRAIN_DTYPES = ("float32", "bfloat16")
 
@@ -158,6 +160,8 @@ class ServiceSettings:
         if not self.tenants:
             raise ConfigError.of("tenants", [], "must name at least one")
         check_unique("tenants", self.tenants)
+        for name in self.tenants:
+            check_tenant(name, "--tenant")
         _ = self.whole_fleet  # a wrong layout or GPU is refused at once
         if self.gpu_ids and not self.device.startswith("cuda"):
             raise ConfigError.of("--gpu-ids", list(self.gpu_ids), "needs --device cuda")
@@ -205,6 +209,8 @@ class ServiceSettings:
             raise ConfigError.of("worker_grace_s", self.worker_grace_s, fix)
         sizes = ("max_live_turns", "max_body_bytes", "max_waiting_bytes", "results_kept_s")
         check_above_zero("", self, "kv_mb", *sizes)
+        if self.kv_mb > _MOST_KV_MB:
+            raise ConfigError.of("--kv-mb", self.kv_mb, f"must be at most {_MOST_KV_MB}")
         check_not_negative("", self, "ephemeral_bytes_per_model", "ephemeral_versions_kept")
 
     def _check_coscheduling(self) -> None:

@@ -164,6 +164,12 @@ def test_a_database_that_is_not_there_is_named_in_one_line(tmp_path: Path) -> No
     assert "\n" not in str(error.value) and "sqlalche.me" not in str(error.value)
 
 
+@pytest.mark.parametrize("url", ["foo", "mysql://here/x"])
+def test_a_database_of_another_kind_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match=rf"--database: '{url}' must be a URL such as sqlite"):
+        Store(url)
+
+
 def test_a_full_disk_is_named_before_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,10 +123,12 @@ class Store:
     ) -> None:
         try:
             self._url = make_url(url)
+            known = self._url.get_backend_name() in ("sqlite", "postgresql")
         except ArgumentError:
-            raise ConfigError.of(
-                "--database", url, "must be a URL such as sqlite:///FILE or postgresql://..."
-            ) from None
+            known = False
+        if not known:
+            fix = "must be a URL such as sqlite:///FILE or postgresql://..."
+            raise ConfigError.of("--database", url, fix)
         if self._url.drivername == "postgresql":
             self._url = self._url.set(drivername="postgresql+psycopg")
         self._is_local = self._url.get_backend_name() == "sqlite"

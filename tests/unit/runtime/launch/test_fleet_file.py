@@ -46,6 +46,7 @@ def test_an_address_that_others_reach_is_encrypted(tmp_path: Path) -> None:
         (POOL, "nodes: 'none' must list at least one"),
         ('launcher = "ray"\n' + POOL + POOL.replace("mixed", "b"), "must be one with launcher"),
         ("= broken", "is not TOML"),
+        (POOL + NODE + NODE[10:], "is not TOML: a key is given twice (at line 8"),
         (POOL + NODE + '[[slurm]]\npool = "mixed"\n', 'must be "join" with [[slurm]]'),
         ('launcher = "join"\n[[slurm]]\npool = "gpu"\n' + POOL, "slurm: pool: 'gpu' is not a pool"),
     ],
