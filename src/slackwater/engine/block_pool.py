@@ -43,15 +43,11 @@ class BlockPool:
         self.now_s = 0.0  # set by engines whose prefixes expire
         self._free: list[int] = []
         self._untouched = SCRATCH + 1
-        self._in_use = 0
+        self.blocks_in_use = 0
         if not arena.hold(0, block_bytes):
             raise RefusedError(
                 "KV memory: the pool has no page left for another model; raise --kv-mb"
             )
-
-    @property
-    def blocks_in_use(self) -> int:
-        return self._in_use
 
     @property
     def named_blocks(self) -> int:
@@ -65,7 +61,7 @@ class BlockPool:
             self._forget(block)
         if block is not None:
             self._users[block] = 1
-            self._in_use += 1
+            self.blocks_in_use += 1
         return block
 
     def find(self, name: Digest) -> int | None:
@@ -75,7 +71,7 @@ class BlockPool:
             return None
         if self._users[block] == 0:
             del self._unused_named[block]
-            self._in_use += 1
+            self.blocks_in_use += 1
         self._users[block] += 1
         return block
 
@@ -92,7 +88,7 @@ class BlockPool:
         self._users[block] -= 1
         assert self._users[block] >= 0, "a block was dropped twice"
         if self._users[block] == 0:
-            self._in_use -= 1
+            self.blocks_in_use -= 1
             if block in self._name_of:
                 self._unused_named[block] = self.now_s
             else:
@@ -125,7 +121,7 @@ class BlockPool:
     def check_integrity(self) -> None:
         """Every block is free, untouched, in use, or cached without users."""
         used = [block for block, users in enumerate(self._users) if users > 0]
-        assert len(used) == self._in_use
+        assert len(used) == self.blocks_in_use
         free = set(self._free)
         assert len(free) == len(self._free)
         assert not free & set(used)

@@ -74,6 +74,8 @@ class PagePool(Protocol):
 class HostPagePool:
     """Pages of a memfd: memory without a fixed address."""
 
+    unclaimed_bytes = 0  # host memory is claimed page by page: free pages reserve none of it
+
     def __init__(self, capacity_bytes: int, page_bytes: int) -> None:
         self.page_bytes = page_bytes
         self.capacity = max(1, capacity_bytes // page_bytes)
@@ -100,11 +102,6 @@ class HostPagePool:
                 if _libc.fallocate(self._file, _PUNCH_HOLE_KEEP_SIZE, offset, self.page_bytes):
                     raise _system_error("fallocate")
                 self._written.discard(page)
-
-    @property
-    def unclaimed_bytes(self) -> int:
-        """Host memory is claimed page by page: free pages reserve none of it."""
-        return 0
 
     def set_aside(self, count: int) -> bool:
         self._free, self._aside = [*self._aside, *self._free], []
@@ -158,12 +155,8 @@ class PageArena:
         self.on_exhausted: Callable[[int], object] = lambda pages: None
         self._page_of: list[int | None] = [None] * pages
         self._users = [0] * pages
-        self._mapped_pages = 0
+        self.mapped_pages = 0
         self._idle: dict[int, None] = {}
-
-    @property
-    def mapped_pages(self) -> int:
-        return self._mapped_pages
 
     @property
     def idle_pages(self) -> int:
@@ -205,7 +198,7 @@ class PageArena:
             self.pool.give_back(page)
             self._page_of[place] = None
             del self._idle[place]
-        self._mapped_pages -= len(places)
+        self.mapped_pages -= len(places)
         return len(places)
 
     def release_idle(self) -> None:
@@ -234,9 +227,9 @@ class PageArena:
 
     def _map(self, places: Sequence[int]) -> bool:
         """Map pages at all of these places, or at none of them."""
-        if self.limit is not None and self._mapped_pages + len(places) > self.limit:
-            self.reclaim(self._mapped_pages + len(places) - self.limit)
-            if self._mapped_pages + len(places) > self.limit:
+        if self.limit is not None and self.mapped_pages + len(places) > self.limit:
+            self.reclaim(self.mapped_pages + len(places) - self.limit)
+            if self.mapped_pages + len(places) > self.limit:
                 return False
         taken = self._take(len(places))
         if len(taken) < len(places):
@@ -247,7 +240,7 @@ class PageArena:
             self.pool.map(taken[start:stop], self._address(places[start]))
         for place, page in zip(places, taken, strict=True):
             self._page_of[place] = page
-        self._mapped_pages += len(places)
+        self.mapped_pages += len(places)
         return True
 
     def _take(self, count: int) -> list[int]:

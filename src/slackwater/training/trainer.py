@@ -45,13 +45,16 @@ DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch
 class Trainer:
     """Trains all parameters if `lora` is None, otherwise an adapter of a frozen base.
 
+    `flat` are the trained parameters with their moments; `meta` has the net, its source and the
+    counters.
+
     With `ranks` it is one rank's part of a trainer: every rank gets the same operations in the same
     order, and returns the same results.
     """
 
     def __init__(self, net: CausalLM, meta: TrainerMeta, ranks: Ranks | None = None) -> None:
         self._net = net
-        self._meta = meta
+        self.meta = meta
         self._ranks = ranks
         self._adapter: LoraAdapter | None = None
         if meta.lora is None:
@@ -65,11 +68,11 @@ class Trainer:
             for factor in trainable.values():
                 factor.requires_grad_(True)
         if ranks is None:
-            self._flat = FlatParameters(trainable)
+            self.flat = FlatParameters(trainable)
         else:
             from slackwater.training.sharding import ShardedParameters  # late: 1 s for DTensor
 
-            self._flat = ShardedParameters(trainable, ranks)
+            self.flat = ShardedParameters(trainable, ranks)
         self._pass = PackedPass(net, self._adapter, ranks)
 
     @classmethod
@@ -126,33 +129,23 @@ class Trainer:
         if meta.lora is not None and (source or meta.source):
             base = source or Path(str(meta.source))
         trainer = cls.create(base, meta.lora, meta.seed, dtype or meta.dtype, device, ranks)
-        if not _same_base(meta, trainer._meta):
+        if not _same_base(meta, trainer.meta):
             raise ConfigError.of(
                 "base model", str(base), "is not the one this state was trained on"
             )
-        own = trainer._meta
-        trainer._meta = dataclasses.replace(meta, dtype=own.dtype, base_sum=own.base_sum)
+        own = trainer.meta
+        trainer.meta = dataclasses.replace(meta, dtype=own.dtype, base_sum=own.base_sum)
         trainer._restore(trainer._read(directory), optimizer=True)
         return trainer
-
-    @property
-    def flat(self) -> FlatParameters:
-        """The trained parameters, with their moments."""
-        return self._flat
 
     def frozen(self) -> Mapping[str, Tensor]:
         """The net's own tensors if an adapter is trained on them, otherwise nothing."""
         return {} if self._adapter is None else dict(self._net.named_parameters())
 
-    @property
-    def meta(self) -> TrainerMeta:
-        """The net, its source and the counters."""
-        return self._meta
-
     def restore_counters(self, meta: Mapping[str, Any]) -> None:
         """Set the counters from a state whose tensors are bound already (`TrainerMeta.to_json`)."""
-        self._meta = dataclasses.replace(
-            self._meta,
+        self.meta = dataclasses.replace(
+            self.meta,
             optimizer_steps=int(meta["optimizer_steps"]),
             accumulated_passes=int(meta["accumulated_passes"]),
             trained_tokens=int(meta["trained_tokens"]),
@@ -173,9 +166,9 @@ class Trainer:
         check_data(data, loss, net.vocab_size, net.max_positions)
         if forward_only:
             with torch.no_grad():
-                return self._pass.run(data, loss, settings, self._flat.collect)
-        flat = self._flat
-        before = flat.gradient.clone() if self._meta.accumulated_passes else None
+                return self._pass.run(data, loss, settings, self.flat.collect)
+        flat = self.flat
+        before = flat.gradient.clone() if self.meta.accumulated_passes else None
         try:
             if self._ranks is not None:
                 flat.set_gradient(None)
@@ -200,40 +193,40 @@ class Trainer:
         Without an accumulated pass nothing changes, including the step count: no gradient is not
         the same as a gradient of zero.
         """
-        passes = self._meta.accumulated_passes
+        passes = self.meta.accumulated_passes
         norm = 0.0
         if passes:
-            norm = self._flat.step(adam, self._meta.optimizer_steps + 1)
+            norm = self.flat.step(adam, self.meta.optimizer_steps + 1)
             self._add_to_counters(optimizer_steps=1)
         self.discard_gradient()
         return {
             "grad_norm": norm,
             "accumulated_passes": float(passes),
-            "optimizer_steps": float(self._meta.optimizer_steps),
+            "optimizer_steps": float(self.meta.optimizer_steps),
         }
 
     def discard_gradient(self) -> None:
         """Forget the passes accumulated since the last step."""
-        self._flat.set_gradient(None)
-        self._meta = dataclasses.replace(self._meta, accumulated_passes=0)
+        self.flat.set_gradient(None)
+        self.meta = dataclasses.replace(self.meta, accumulated_passes=0)
 
     def weights(self) -> Mapping[str, Tensor]:
         """The weights for samplers: the adapter's or the net's. Copy them before the next step."""
-        return self._flat.live()
+        return self.flat.live()
 
     def gradient(self) -> Mapping[str, Tensor]:
         """The accumulated gradient by parameter, in fp32. Views."""
-        return self._flat.views_by_name(self._flat.gradient)
+        return self.flat.views_by_name(self.flat.gradient)
 
     def save(self, directory: Path) -> None:
         """Write the complete state there: weights, moments, accumulated gradient, counters."""
-        flat = self._flat
+        flat = self.flat
         parts = {"weight": flat.master, "moment1": flat.moment1, "moment2": flat.moment2}
-        if self._meta.accumulated_passes:
+        if self.meta.accumulated_passes:
             parts["gradient"] = flat.gradient
         if self._ranks is None:
             tensors = {part: flat.views_by_name(vector) for part, vector in parts.items()}
-            write_state(directory, TrainerState(self._meta, tensors))
+            write_state(directory, TrainerState(self.meta, tensors))
             return
         sliced = {
             f"{part}.{name}": tensor
@@ -241,14 +234,14 @@ class Trainer:
             for name, tensor in self._own_slices(flat.views_by_name(vector)).items()
         }
         layout = self._ranks.layout
-        write_shard(directory, self._meta, sliced, layout, self._ranks.rank)
+        write_shard(directory, self.meta, sliced, layout, self._ranks.rank)
         self._ranks.wait_for_all()
         if self._ranks.leads:
             drop_other_layouts(directory, layout.ranks)
 
     def weight_slices(self) -> Mapping[str, Tensor]:
         """The slices of `weights` that this rank publishes. Views."""
-        return self._own_slices(self._flat.live())
+        return self._own_slices(self.flat.live())
 
     def _own_slices(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The slices of this rank's tensors that no other rank writes."""
@@ -263,7 +256,7 @@ class Trainer:
 
     def shard_map(self) -> ShardMap:
         """Which slices of the trained tensors each rank holds; data ranks replicate an adapter."""
-        config, lora = self._net.config, self._meta.lora
+        config, lora = self._net.config, self.meta.lora
         layout = Layout() if self._ranks is None else self._ranks.layout
         if lora is not None:
             layout = dataclasses.replace(layout, fsdp=False)
@@ -282,16 +275,16 @@ class Trainer:
         are otherwise reset. The saved tensors are fp32; this trainer's dtype stays.
         """
         state = self._read(directory)
-        if _shape(state.meta.lora) != _shape(self._meta.lora):
-            raise ConfigError.of("state's lora", state.meta.lora, f"must be {self._meta.lora} here")
-        if not _same_base(state.meta, self._meta):
+        if _shape(state.meta.lora) != _shape(self.meta.lora):
+            raise ConfigError.of("state's lora", state.meta.lora, f"must be {self.meta.lora} here")
+        if not _same_base(state.meta, self.meta):
             raise ConfigError.of("state", str(directory), "was trained over another base model")
         for part in ("weight", "moment1", "moment2"):
-            self._flat.check(state.tensors.get(part, {}))
+            self.flat.check(state.tensors.get(part, {}))
         self._restore(state, optimizer)
 
     def _restore(self, state: TrainerState, optimizer: bool) -> None:
-        flat = self._flat
+        flat = self.flat
         flat.fill(flat.master, state.tensors["weight"])
         flat.set_gradient(None)
         flat.reset_moments()
@@ -303,16 +296,16 @@ class Trainer:
             if "gradient" in state.tensors:
                 flat.fill(flat.gradient, state.tensors["gradient"])
                 passes = state.meta.accumulated_passes
-        self._meta = dataclasses.replace(
-            self._meta,
+        self.meta = dataclasses.replace(
+            self.meta,
             optimizer_steps=steps,
             accumulated_passes=passes,
             trained_tokens=state.meta.trained_tokens,
         )
 
     def _add_to_counters(self, **added: int) -> None:
-        counts = {name: getattr(self._meta, name) + number for name, number in added.items()}
-        self._meta = dataclasses.replace(self._meta, **counts)
+        counts = {name: getattr(self.meta, name) + number for name, number in added.items()}
+        self.meta = dataclasses.replace(self.meta, **counts)
 
 
 def _shape(lora: LoraSpec | None) -> LoraSpec | None:

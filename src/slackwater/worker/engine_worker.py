@@ -20,6 +20,7 @@ from slackwater.engine.request import (
     GenerationRequest,
     PromptScoreRows,
     StepOutput,
+    TopTokens,
 )
 from slackwater.grammar.guides import GrammarGuides
 from slackwater.model.errors import ConfigError, SlackwaterError
@@ -224,31 +225,25 @@ def _request(message: messages.Generate) -> GenerationRequest:
 
 def _prompt_scores(scores: PromptScoreRows) -> messages.PromptScores:
     logprobs: list[float | None] = [None, *scores.logprobs[1:].tolist()]
-    topk: list[list[tuple[int, float]] | None] = []
-    if scores.top is not None:
-        rows = zip(scores.top.tokens.tolist(), scores.top.logprobs.tolist(), strict=True)
-        topk = [list(zip(tokens, values, strict=True)) for tokens, values in rows]
-        topk[0] = None
+    topk = [] if scores.top is None else [None, *_pair_rows(scores.top)[1:]]
     targets = [row.tolist() for row in scores.targets]
-    alternative_rows: list[list[tuple[int, float]]] = []
-    if (alternatives := scores.alternatives) is not None:
-        pairs = zip(alternatives.tokens.tolist(), alternatives.logprobs.tolist(), strict=True)
-        alternative_rows = [list(zip(tokens, values, strict=True)) for tokens, values in pairs]
-    return messages.PromptScores(scores.request_id, logprobs, topk, targets, alternative_rows)
+    alternatives = [] if scores.alternatives is None else _pair_rows(scores.alternatives)
+    return messages.PromptScores(scores.request_id, logprobs, topk, targets, alternatives)
 
 
 def _top_row(output: StepOutput, request: int) -> list[tuple[int, float]]:
     top = output.top.get(request)
-    if top is None:
-        return []
-    return list(zip(top.tokens[0].tolist(), top.logprobs[0].tolist(), strict=True))
+    return [] if top is None else _pair_rows(top)[0]
 
 
-def text_decoder(model: Path) -> Callable[[Sequence[int]], str] | None:
-    """Token ids to text, for stop strings; None without a tokenizer."""
-    file = model / "tokenizer.json"
-    if not file.is_file():
-        return None
+def _pair_rows(top: TopTokens) -> list[list[tuple[int, float]]]:
+    """Tokens with their log-probs, by position."""
+    rows = zip(top.tokens.tolist(), top.logprobs.tolist(), strict=True)
+    return [list(zip(tokens, values, strict=True)) for tokens, values in rows]
+
+
+def _text_decoder(file: Path) -> Callable[[Sequence[int]], str]:
+    """Token ids to text, for stop strings."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(file))
@@ -258,12 +253,6 @@ def text_decoder(model: Path) -> Callable[[Sequence[int]], str] | None:
         return text
 
     return decode
-
-
-def grammar_guides(model: Path, shape: NetConfig) -> GrammarGuides | None:
-    """Guides for constrained output; None without a tokenizer."""
-    file = model / "tokenizer.json"
-    return GrammarGuides(file, shape.vocab_size, shape.eos_token_ids) if file.is_file() else None
 
 
 def heartbeat_gauges(engine: Engine) -> dict[str, float]:
@@ -279,9 +268,14 @@ def heartbeat_gauges(engine: Engine) -> dict[str, float]:
 def text_engine(
     model: Path, net: CausalLM, config: EngineConfig, executor: Executor | None = None
 ) -> Engine:
-    """An engine that can decode a model's tokens, for stop strings and grammars."""
-    guides = grammar_guides(model, net.config)
-    return Engine(net, config, text_decoder(model), executor=executor, guides=guides)
+    """An engine that can decode a model's tokens, if it has a tokenizer, for stop strings and
+    grammars.
+    """
+    file = model / "tokenizer.json"
+    if not file.is_file():
+        return Engine(net, config, executor=executor)
+    guides = GrammarGuides(file, net.config.vocab_size, net.config.eos_token_ids)
+    return Engine(net, config, _text_decoder(file), executor=executor, guides=guides)
 
 
 def new_engine(

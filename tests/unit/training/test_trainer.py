@@ -302,7 +302,7 @@ def test_a_bf16_net_computes_in_bf16_and_keeps_masters_and_moments_in_fp32(tmp_p
     subject = trainer(None, "bfloat16")
     start = {
         name: tensor.clone()
-        for name, tensor in subject._flat.views_by_name(subject._flat.master).items()
+        for name, tensor in subject.flat.views_by_name(subject.flat.master).items()
     }
     for seed in range(4):
         subject.forward_backward(batch(seed), "cross_entropy", {})

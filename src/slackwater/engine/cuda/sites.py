@@ -54,10 +54,6 @@ class CudaProductSite:
             self._adopt(first)  # a new version is written into the layer's own bias
         self.spread = first.new_empty(0, self.out, UNIT)
 
-    @property
-    def device(self) -> torch.device:
-        return self._weight.device
-
     def reserve(self, units: int) -> None:
         """Make room for so many units of adapters; existing ones stay."""
         weight = self._weight

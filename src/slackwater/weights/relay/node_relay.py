@@ -49,23 +49,11 @@ class NodeRelay:
         self._timeout_s = timeout_s
         self._server = RelayServer(self.store, secret, node=node, patience_s=_PATIENCE_S)
         self._peers = RelayServer(self.store, self._offers, host=host, patience_s=_PATIENCE_S)
+        self.address = self._server.address  # for processes of this node
+        self.peer_address = self._peers.address  # for other nodes
+        self.certificate = self._identity.certificate  # by which they recognise this relay
         self._lock = threading.Lock()
         self._fetches: dict[Payload, RelayFetch] = {}
-
-    @property
-    def address(self) -> Address:
-        """The address for processes of this node."""
-        return self._server.address
-
-    @property
-    def peer_address(self) -> Address:
-        """The address for other nodes."""
-        return self._peers.address
-
-    @property
-    def certificate(self) -> str:
-        """The certificate by which other nodes recognise this relay."""
-        return self._identity.certificate
 
     def offer(self, payload: Payload, certificate: str) -> None:
         """Allow the node with this certificate to fetch a payload here."""

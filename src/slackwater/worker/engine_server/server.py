@@ -19,9 +19,9 @@ from slackwater.model.sampling import Sampling
 MAX_ADAPTERS = 4  # in one batch
 MAX_LORA_RANK = 32  # of a server that we started; adapters above it are merged
 _SHARED = (
-    *("temperature", "top_p", "min_p"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
-)
+    "temperature", "top_p", "min_p",
+    "presence_penalty", "frequency_penalty", "repetition_penalty",
+)  # fmt: skip
 PromptLogprobs = tuple[list[float | None], list[list[tuple[int, float]] | None]]
 
 

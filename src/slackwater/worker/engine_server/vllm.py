@@ -143,7 +143,7 @@ class VllmServer(EngineServer):
         await self._request("/pause?mode=abort", {})  # this also resets the prefix cache
         try:
             await self._request("/start_weight_update", {})
-            for file in await asyncio.to_thread(_weight_files, directory):
+            for file in await asyncio.to_thread(lambda: sorted(directory.glob("*.safetensors"))):
                 await self._request("/update_weights", {"update_info": {"path": str(file)}})
             await self._request("/finish_weight_update", {"weight_version": version})
         finally:
@@ -167,10 +167,6 @@ class VllmServer(EngineServer):
 
     async def wake(self) -> None:
         await self._request("/wake_up", {})
-
-
-def _weight_files(directory: Path) -> list[Path]:
-    return sorted(directory.glob("*.safetensors"))
 
 
 def _install_plugin(folder: Path) -> dict[str, str]:
@@ -247,9 +243,6 @@ def _parse_part(response: dict[str, Any], topk: int) -> ServerTokens:
     top: list[list[tuple[int, float]]] = [[] for _ in tokens]
     if topk:
         rows = scores["top_logprobs"]
-        top = [likeliest([(_token(key), row[key]) for key in row], topk) for row in rows]
+        by_token = [[(int(key.removeprefix("token_id:")), row[key]) for key in row] for row in rows]
+        top = [likeliest(row, topk) for row in by_token]
     return ServerTokens(tokens, logprobs, top, choice["finish_reason"])
-
-
-def _token(name: str) -> int:
-    return int(name.removeprefix("token_id:"))
