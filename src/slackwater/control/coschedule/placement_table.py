@@ -1,5 +1,6 @@
 """Where jobs are placed: applies placements as starts, moves and rent, and grants freed nodes."""
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
 from slackwater.control.coschedule.commands import (
@@ -35,15 +36,12 @@ class PlacementTable:
         self._permits = permits
         self._unprofiled = unprofiled
         self.placed: dict[JobId, JobState] = {}
-        self._by_size: dict[tuple[int, int], dict[JobId, JobState]] = {}
+        self._by_size: defaultdict[tuple[int, int], dict[JobId, JobState]] = defaultdict(dict)
         self.rented: set[NodeId] = set()
 
     def jobs_of_same_size(self, state: JobState) -> Collection[JobState]:
         """The placed jobs with parts of nodes of the same size: it can share only with those."""
-        return self._jobs_of_size(state).values()
-
-    def _jobs_of_size(self, state: JobState) -> dict[JobId, JobState]:
-        return self._by_size.setdefault(state.size, {})
+        return self._by_size[state.size].values()
 
     def apply(self, placements: Sequence[Placement], now_s: float) -> list[Command]:
         """Apply new placements, moves and plans, and rent and return nodes."""
@@ -81,7 +79,7 @@ class PlacementTable:
         if permit is not None:
             self._permits.release(permit)
         self._groups.leave(state)
-        del self.placed[state.spec.job], self._jobs_of_size(state)[state.spec.job]
+        del self.placed[state.spec.job], self._by_size[state.size][state.spec.job]
         state.placement = None
         state.spent_s, state.clock_since_s = state.clock_time_s(now_s), None
         state.observed_s = state.observed_before_s  # the running iteration is repeated
@@ -93,7 +91,7 @@ class PlacementTable:
         state.reason, state.displaced_reason = placement.reason, ""
         state.epoch += 1
         state.next_phase = Phase.ROLLOUT
-        self.placed[placement.job] = self._jobs_of_size(state)[placement.job] = state
+        self.placed[placement.job] = self._by_size[state.size][placement.job] = state
         self._groups.enter(state)
         return StartJob(
             placement.job,

@@ -9,7 +9,7 @@ window, or when the job does not use it; it rests before it lends again. Within 
 reason to move the job's turns.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
@@ -74,10 +74,10 @@ class Lender:
             case events.ServiceOpened(_, service, most_nodes):
                 most = self._limits[service] = max(most_nodes, 0)
                 why = "the service lends fewer nodes"
-                self._reclaim_surplus(self._list_lent(service), most, why)
+                self._reclaim_surplus(self._list_lent_by(service), most, why)
             case events.LendingStopped(_, service, reason):
                 self._limits[service] = 0
-                for name in self._list_lent(service):
+                for name in self._list_lent_by(service):
                     self._reclaim(name, reason)
             case events.ServingNodeJoined(_, node, service):
                 self._nodes.setdefault(node, _Node(service))
@@ -89,8 +89,7 @@ class Lender:
                 self._base_of[job] = base_model
                 self._set_demand(job, nodes)
             case events.BorrowerStepBegan(_, job):
-                lent = [name for name, node in self._nodes.items() if node.lent_to == job]
-                self._out += [commands.BeginStep(name, job) for name in lent]
+                self._out += [commands.BeginStep(name, job) for name in self._list_lent_to(job)]
             case events.CapacityReturned(_, job):
                 self._set_demand(job, 0)
                 self._wanted.pop(job, None)
@@ -113,10 +112,9 @@ class Lender:
         }
 
     def gauges(self) -> dict[str, float]:
-        lent = self.loans()
         return {
             "serving_nodes": float(len(self._nodes)),
-            "lent_nodes": float(len(lent)),
+            "lent_nodes": float(len(self.loans())),
             "wanted_nodes": float(sum(self._wanted.values())),
         }
 
@@ -128,8 +126,7 @@ class Lender:
             assert node.lent_to is None or node.leaving is None, "lent before it was clear"
             borrows = node.lent_to is None or node.lent_to in self._wanted
             assert borrows, f"lent to {node.lent_to}, which wants none"
-        for job, wanted in self._wanted.items():
-            assert self._count_loans(job) <= wanted, "a job holds more than it wants"
+        assert min(self._missing().values(), default=0) >= 0, "a job holds more than it wants"
 
     # ---- reports and demand ----
     def _record_report(self, event: events.ServingNodeReported) -> None:
@@ -171,12 +168,13 @@ class Lender:
 
     def _set_demand(self, job: JobId, nodes: int) -> None:
         self._wanted[job] = max(nodes, 0)
-        lent = [name for name, node in self._nodes.items() if node.lent_to == job]
-        self._reclaim_surplus(lent, self._wanted[job], NO_LONGER_NEEDED)
+        self._reclaim_surplus(self._list_lent_to(job), self._wanted[job], NO_LONGER_NEEDED)
 
-    def _list_lent(self, service: ServiceName) -> list[NodeId]:
-        mine = [item for item in self._nodes.items() if item[1].service == service]
-        return [name for name, node in mine if node.lent_to is not None]
+    def _list_lent_by(self, service: ServiceName) -> list[NodeId]:
+        return [name for name in self.loans() if self._nodes[name].service == service]
+
+    def _list_lent_to(self, job: JobId) -> list[NodeId]:
+        return [name for name, borrower in self.loans().items() if borrower == job]
 
     def _reclaim_surplus(self, lent: list[NodeId], most: int, reason: str) -> None:
         """Reclaim the fullest of these nodes, until `most` are lent."""
@@ -191,11 +189,13 @@ class Lender:
         self._out.append(commands.ReclaimNode(name, node.leaving, reason))
 
     # ---- lending ----
-    def _count_loans(self, job: JobId) -> int:
-        return sum(node.lent_to == job for node in self._nodes.values())
+    def _missing(self) -> dict[JobId, int]:
+        """How many more nodes each job wants than it has."""
+        held = Counter(self.loans().values())
+        return {job: count - held[job] for job, count in self._wanted.items()}
 
     def _lend(self, now_s: float) -> None:
-        wanted = {job: count - self._count_loans(job) for job, count in self._wanted.items()}
+        wanted = self._missing()
         if not any(count > 0 for count in wanted.values()):
             return
         idle = [
@@ -217,8 +217,9 @@ class Lender:
 
     def _schedule_review(self, now_s: float) -> None:
         """Review idle nodes later while a job wants more than it has."""
-        short = any(self._count_loans(job) < count for job, count in self._wanted.items())
-        if short and self._nodes and not self._review_scheduled:
+        if self._review_scheduled or not self._nodes:
+            return
+        if any(count > 0 for count in self._missing().values()):
             self._review_scheduled = True
             self._out.append(SetTimer(REVIEW, now_s + self._settings.review_every_s))
 

@@ -1,7 +1,7 @@
 """The instances: weight versions, attempts, load, working set and last sign of life of each."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from slackwater.control.rollout.frame_buffer import FrameBuffer
@@ -226,7 +226,3 @@ class Instances:
             )
             self._eligible[need] = found
         return found
-
-    def serving(self, job: JobId, base_models: Collection[str]) -> list[InstanceRecord]:
-        """Instances that serve the job with one of the base models."""
-        return [record for record in self if record.spec.serves_any(job, base_models)]

@@ -203,7 +203,8 @@ class Seeding:
         return [r for r in self._instances_of(job) if not (r.is_local or r.draining or r.stalled)]
 
     def _instances_of(self, job: JobId) -> list[InstanceRecord]:
-        return self._state.instances.serving(job, self._state.work[job].base_models)
+        models = self._state.work[job].base_models
+        return [r for r in self._state.instances if r.spec.serves_any(job, models)]
 
     def _seeds_on(self, record: InstanceRecord) -> bool:
         """Whether any job seeds on the local engine."""

@@ -16,16 +16,16 @@ TERMS = JobTerms(10)
 
 class Stage:
     def __init__(self, *, profiles: bool = False) -> None:
-        self.book = JobRegistry(profiles=profiles)
+        self.registry = JobRegistry(profiles=profiles)
 
     def tell(self, event: on.JobEvent) -> list[do.JobCommand | on.JobEnded]:
         """What is for others than the driver book."""
-        commands = list(self.book.handle(event))
-        self.book.check_integrity()
+        commands = list(self.registry.handle(event))
+        self.registry.check_integrity()
         return [c for c in commands if not isinstance(c, DriverDue | DriverUndue)]
 
     def reached(self) -> JobStage:
-        entry = self.book.find(JOB)
+        entry = self.registry.find(JOB)
         assert entry is not None
         return entry.stage
 
@@ -51,7 +51,7 @@ def test_a_held_job_is_told_why_and_placed_later() -> None:
     stage = Stage()
     stage.tell(on.JobSubmitted(0.0, JOB, TENANT, PROFILE))
     stage.tell(on.JobAnswered(0.0, JOB, "held", "no room on 3 nodes"))
-    entry = stage.book.find(JOB)
+    entry = stage.registry.find(JOB)
     assert entry is not None and (entry.stage, entry.reason) == ("held", "no room on 3 nodes")
     stage.tell(on.JobAnswered(9.0, JOB, "placed", "a job left"))
     assert stage.reached() is JobStage.PLACED
@@ -74,7 +74,7 @@ def test_late_messages_of_a_job_that_is_over_change_only_its_account() -> None:
     assert stage.tell(on.JobCrashed(2.0, JOB, "late")) == []
     stage.tell(on.JobAnswered(2.0, JOB, "placed"))
     stage.tell(TurnClosed(2.0, JOB, "m", 3, 4, 0.5, 0.1))
-    entry = stage.book.find(JOB)
+    entry = stage.registry.find(JOB)
     assert entry is not None
     assert (entry.stage, entry.account.tokens, entry.account.engine_s) == ("stopped", 4, 0.5)
 
@@ -86,7 +86,7 @@ def test_a_job_that_comes_again_goes_on_with_its_account() -> None:
     stage.tell(on.JobTrained(1.0, JOB, 2.0, 0.25))
     stage.tell(on.JobEnded(2.0, JOB, "finished"))
     assert len(stage.tell(on.JobSubmitted(3.0, JOB, TENANT))) == 1
-    entry = stage.book.find(JOB)
+    entry = stage.registry.find(JOB)
     assert entry is not None
     assert (entry.account.tokens, entry.account.device_s) == (4, 2.5)
     assert entry.account.operations_waited_s == 0.25

@@ -13,7 +13,7 @@ class Node:
     """A body whose moves end when the test says so."""
 
     def __init__(self, device: int = 10, host: int = 30, disk: int = 100) -> None:
-        self.book = ResidencyController(StateBudgets(device, host, disk))
+        self.controller = ResidencyController(StateBudgets(device, host, disk))
         self.now_s = 0.0
         self.moves: list[do.MoveTier] = []
         self.answers: dict[int, str | None] = {}
@@ -22,8 +22,8 @@ class Node:
 
     def tell(self, make: Callable[[float], on.StateEvent]) -> list[do.StateCommand]:
         self.now_s += 1.0
-        out = list(self.book.handle(make(self.now_s)))
-        check_residency(self.book)
+        out = list(self.controller.handle(make(self.now_s)))
+        check_residency(self.controller)
         for command in out:
             if isinstance(command, do.MoveTier):
                 self.moves.append(command)

@@ -53,7 +53,7 @@ class Storm:
     def borrowed(self, name: str) -> tuple[tuple[str, int], ...]:
         """One of two bases, both, or (a replica) what another deployment has."""
         bases, others = (("frozen-1", 4), ("frozen-2", 9)), [n for n in self.names if n != name]
-        known = [n for n in others if self.node.book.tier(n) is not None]
+        known = [n for n in others if self.node.controller.tier(n) is not None]
         match self.draw.randrange(6):
             case 0:
                 return ()

@@ -15,16 +15,16 @@ def test_a_device_switches_its_state_and_the_others_keep_theirs() -> None:
         node.run(name)
         node.release(name)
     node.run("b")
-    tiers = {name: node.book.tier(name) for name in "abc"}
+    tiers = {name: node.controller.tier(name) for name in "abc"}
     assert tiers == {"a": Tier.HOST, "b": Tier.DEVICE, "c": Tier.DEVICE}
     assert (
-        node.book.bytes_in_use(Tier.DEVICE, "GPU-0")
-        == node.book.bytes_in_use(Tier.DEVICE, "GPU-1")
+        node.controller.bytes_in_use(Tier.DEVICE, "GPU-0")
+        == node.controller.bytes_in_use(Tier.DEVICE, "GPU-1")
         == 10
     )
     waits = node.ask("a")  # b runs on its device, whatever is free on the other
     node.finish()
-    assert waits not in node.answers and node.book.tier("c") is Tier.DEVICE
+    assert waits not in node.answers and node.controller.tier("c") is Tier.DEVICE
 
 
 def test_a_state_that_fits_no_tier_is_refused_at_admission_with_the_numbers() -> None:
@@ -47,7 +47,7 @@ def test_the_next_job_evicts_the_idle_one_and_waits_for_the_running_one() -> Non
     node.release("a")
     node.finish()
     assert node.answers[ticket] is None
-    assert node.book.tier("a") is Tier.HOST and node.book.tier("b") is Tier.DEVICE
+    assert node.controller.tier("a") is Tier.HOST and node.controller.tier("b") is Tier.DEVICE
 
 
 def test_a_hint_brings_the_next_state_up_beside_the_running_one_where_it_fits() -> None:
@@ -57,8 +57,8 @@ def test_a_hint_brings_the_next_state_up_beside_the_running_one_where_it_fits() 
     node.run("a")
     node.tell(lambda t: on.NextHinted(t, ("b", "c")))
     node.finish()
-    assert node.book.tier("b") is Tier.DEVICE
-    assert node.book.tier("c") is Tier.HOST  # no room, and a runs
+    assert node.controller.tier("b") is Tier.DEVICE
+    assert node.controller.tier("c") is Tier.HOST  # no room, and a runs
 
 
 def test_a_hint_never_pushes_out_what_is_needed_sooner() -> None:
@@ -68,7 +68,7 @@ def test_a_hint_never_pushes_out_what_is_needed_sooner() -> None:
     node.release("a")
     node.tell(lambda t: on.NextHinted(t, ("a", "b")))
     node.finish()
-    assert node.book.tier("a") is Tier.DEVICE
+    assert node.controller.tier("a") is Tier.DEVICE
 
 
 def test_a_hint_never_pushes_out_a_state_between_two_operations_of_its_phase() -> None:
@@ -83,13 +83,13 @@ def test_a_hint_never_pushes_out_a_state_between_two_operations_of_its_phase() -
         node.run("b")
         node.release("b")
         node.finish()
-        assert node.book.tier("a") is Tier.DEVICE and node.book.tier("b") is Tier.DEVICE
+        assert node.controller.tier("a") is Tier.DEVICE and node.controller.tier("b") is Tier.DEVICE
     node.tell(lambda t: on.NextHinted(t, ("c", "b", "a"), ("b", "a")))
     node.finish()
-    assert node.book.tier("c") is Tier.HOST
+    assert node.controller.tier("c") is Tier.HOST
     node.tell(lambda t: on.NextHinted(t, ("c",)))  # the phases are over
     node.finish()
-    assert node.book.tier("c") is Tier.DEVICE
+    assert node.controller.tier("c") is Tier.DEVICE
 
 
 def test_operations_that_find_their_state_are_counted_apart_from_those_that_wait() -> None:
@@ -100,16 +100,16 @@ def test_operations_that_find_their_state_are_counted_apart_from_those_that_wait
     node.tell(lambda t: on.NextHinted(t, ("b",)))
     node.finish()
     node.run("b")
-    assert (node.book.found, node.book.waited, node.book.early) == (1, 1, 1)
+    assert (node.controller.found, node.controller.waited, node.controller.early) == (1, 1, 1)
 
 
 def test_an_early_load_counts_once_it_is_done_and_nobody_waits_for_it() -> None:
     node = Node(device=10)
     node.register("a")
     node.tell(lambda t: on.NextHinted(t, ("a",)))
-    assert node.book.early == 0  # it has only begun
+    assert node.controller.early == 0  # it has only begun
     node.run("a")
-    assert (node.book.found, node.book.waited, node.book.early) == (0, 1, 0)
+    assert (node.controller.found, node.controller.waited, node.controller.early) == (0, 1, 0)
 
 
 def test_what_was_offloaded_survives_its_worker_and_is_taken_over_by_another() -> None:
@@ -135,7 +135,7 @@ def test_a_death_on_the_device_falls_back_to_the_last_image_and_without_one_is_a
     node.run("b")
     said = node.tell(lambda t: on.HolderGone(t, "w"))
     assert do.ReportFallback("a") in said and do.ReportStateLost("b") in said
-    assert node.book.tier("a") is Tier.HOST and node.book.tier("b") is None
+    assert node.controller.tier("a") is Tier.HOST and node.controller.tier("b") is None
 
 
 def test_a_death_in_the_middle_of_an_offload_does_not_pass_a_torn_image_for_a_state() -> None:
@@ -160,7 +160,7 @@ def test_a_full_disk_is_said_to_whoever_waits_and_nothing_is_lost() -> None:
         else:
             node.tell(lambda t, move=move: on.MoveDone(t, move.deployment, move.to))  # type: ignore[misc]
     assert "no space left" in str(node.answers[ticket])
-    assert node.book.tier("a") is Tier.HOST
+    assert node.controller.tier("a") is Tier.HOST
 
 
 def test_a_state_is_not_overwritten_while_a_checkpoint_is_made_of_it() -> None:
@@ -187,7 +187,7 @@ def test_an_image_that_the_disk_still_has_is_not_written_again() -> None:
     node.ask("a", Tier.HOST, lease=False)
     node.finish()
     node.evict("a", Tier.DISK)
-    assert node.moves == [] and node.book.tier("a") is Tier.DISK
+    assert node.moves == [] and node.controller.tier("a") is Tier.DISK
 
 
 def a_state_on_disk(node: Node) -> None:
@@ -196,7 +196,7 @@ def a_state_on_disk(node: Node) -> None:
     node.release("a")
     node.evict("a", Tier.DISK)
     node.finish()
-    assert node.book.tier("a") is Tier.DISK
+    assert node.controller.tier("a") is Tier.DISK
 
 
 def test_from_disk_the_bytes_go_on_to_the_device_as_they_arrive() -> None:
@@ -204,9 +204,9 @@ def test_from_disk_the_bytes_go_on_to_the_device_as_they_arrive() -> None:
     a_state_on_disk(node)
     ticket = node.ask("a")
     assert node.moves == [do.MoveTier("a", Tier.HOST), do.MoveTier("a", Tier.DEVICE, follows=True)]
-    assert node.book.bytes_in_use(Tier.DEVICE) == 10
+    assert node.controller.bytes_in_use(Tier.DEVICE) == 10
     node.finish()
-    assert node.answers[ticket] is None and node.book.tier("a") is Tier.DEVICE
+    assert node.answers[ticket] is None and node.controller.tier("a") is Tier.DEVICE
 
 
 def test_from_disk_the_device_is_cleared_while_the_disk_is_read() -> None:
@@ -229,10 +229,11 @@ def test_a_worker_that_dies_while_its_state_comes_from_disk_finds_it_on_the_host
     ticket = node.ask("a")
     node.tell(lambda t: on.HolderGone(t, "w"))
     assert (
-        "worker has gone" in str(node.answers[ticket]) and node.book.bytes_in_use(Tier.DEVICE) == 0
+        "worker has gone" in str(node.answers[ticket])
+        and node.controller.bytes_in_use(Tier.DEVICE) == 0
     )
     node.finish()
-    assert node.book.tier("a") is Tier.HOST
+    assert node.controller.tier("a") is Tier.HOST
 
 
 def test_a_disk_that_fails_leaves_the_state_there_and_the_device_free() -> None:
@@ -242,8 +243,8 @@ def test_a_disk_that_fails_leaves_the_state_there_and_the_device_free() -> None:
     node.moves.clear()
     node.tell(lambda t: on.MoveFailed(t, "a", Tier.DEVICE, "unreadable"))
     node.tell(lambda t: on.MoveFailed(t, "a", Tier.HOST, "unreadable"))
-    assert node.answers[ticket] == "unreadable" and node.book.tier("a") is Tier.DISK
-    assert node.book.bytes_in_use(Tier.DEVICE) == node.book.bytes_in_use(Tier.HOST) == 0
+    assert node.answers[ticket] == "unreadable" and node.controller.tier("a") is Tier.DISK
+    assert node.controller.bytes_in_use(Tier.DEVICE) == node.controller.bytes_in_use(Tier.HOST) == 0
 
 
 def adapters(node: Node, own: int, base: int, names: str = "ab") -> None:
@@ -258,13 +259,13 @@ def adapters(node: Node, own: int, base: int, names: str = "ab") -> None:
 def test_a_base_is_counted_once_and_outlives_whoever_brought_it() -> None:
     node = Node(device=10, host=20)
     adapters(node, 3, 7)
-    assert node.book.bytes_in_use(Tier.HOST) == 3 + 3 + 7
+    assert node.controller.bytes_in_use(Tier.HOST) == 3 + 3 + 7
     node.tell(lambda t: on.DeploymentForgotten(t, "a"))
-    assert node.book.bytes_in_use(Tier.HOST) == 3 + 7
+    assert node.controller.bytes_in_use(Tier.HOST) == 3 + 7
     node.run("b")
     node.release("b")
     said = node.tell(lambda t: on.DeploymentForgotten(t, "b"))
-    assert do.Drop("frozen-1") in said and node.book.bytes_in_use(Tier.HOST) == 0
+    assert do.Drop("frozen-1") in said and node.controller.bytes_in_use(Tier.HOST) == 0
 
 
 def test_adapters_take_turns_where_the_host_holds_the_base_and_one_of_them() -> None:
@@ -273,7 +274,7 @@ def test_adapters_take_turns_where_the_host_holds_the_base_and_one_of_them() -> 
     for name in "abab":
         node.run(name)
         node.release(name)
-    assert node.book.tier("frozen-1") is Tier.HOST, "used by both, so it is the last to leave"
+    assert node.controller.tier("frozen-1") is Tier.HOST, "used by both, so it is the last to leave"
 
 
 def test_a_base_comes_back_from_disk_before_what_borrows_it_goes_on() -> None:
@@ -282,11 +283,11 @@ def test_a_base_comes_back_from_disk_before_what_borrows_it_goes_on() -> None:
     node.register("c", 10, warm=False)
     node.run("c")
     node.release("c")
-    assert node.book.tier("a") is node.book.tier("frozen-1") is Tier.DISK
+    assert node.controller.tier("a") is node.controller.tier("frozen-1") is Tier.DISK
     ticket = node.ask("a")
     node.finish()
-    assert node.answers[ticket] is None and node.book.tier("a") is Tier.DEVICE
-    assert node.book.tier("frozen-1") is Tier.HOST
+    assert node.answers[ticket] is None and node.controller.tier("a") is Tier.DEVICE
+    assert node.controller.tier("frozen-1") is Tier.HOST
 
 
 def test_a_base_stays_on_the_host_while_one_is_loaded_from_it() -> None:
@@ -308,7 +309,7 @@ def test_an_adapter_that_never_fits_beside_its_base_is_refused_with_the_numbers(
     refused = node.register("a", 3, warm=False, borrows=(("frozen-1", 7),))
     assert isinstance(refused, do.Refuse)
     assert "10 bytes of host memory" in refused.reason and "9 of 9" in refused.reason
-    assert node.book.tier("frozen-1") is None
+    assert node.controller.tier("frozen-1") is None
     node = Node(device=10, host=15, disk=0)
     assert isinstance(node.register("a", 3, borrows=(("frozen-1", 7),)), do.Admit)
     assert isinstance(node.register("b", 3, borrows=(("frozen-1", 7),)), do.Admit)
