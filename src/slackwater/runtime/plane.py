@@ -43,7 +43,7 @@ from slackwater.runtime.services.jobs import Jobs
 from slackwater.runtime.services.loop_shares import FairWork, LoopShares, TenantQueues
 from slackwater.runtime.services.loop_watch import LoopWatch
 from slackwater.runtime.services.meters import Meters
-from slackwater.runtime.services.outcomes import RequestOutcomes
+from slackwater.runtime.services.outcomes import find_outcome
 from slackwater.runtime.services.phases import PhaseService
 from slackwater.runtime.services.publications import Publications
 from slackwater.runtime.services.rentals import RentalService
@@ -56,7 +56,6 @@ from slackwater.runtime.services.workers import Workers
 from slackwater.runtime.services.workload_traces import WorkloadTraces
 from slackwater.runtime.settings import SILENT_AFTER_S, ServiceSettings
 from slackwater.runtime.store.base_models import BaseModel, BaseModels
-from slackwater.runtime.store.checkpoints import CheckpointRoom
 from slackwater.runtime.store.database import Store
 from slackwater.runtime.store.facts import SavedFact
 from slackwater.runtime.store.outcomes import FutureBoard, RequestOutcome, WriteAhead
@@ -122,7 +121,6 @@ class ControlPlane:
         self._build_housekeeping()
         self._build_actions()
         self._build_rentals()
-        self.outcomes = RequestOutcomes(self.store, self.board)
         self.workers = Workers(
             self.fleet,
             self.rollout,
@@ -224,7 +222,7 @@ class ControlPlane:
             stock=lambda: self.controller.weights.routes.lead_elsewhere,
             finisher=RequestFinisher(self.state, self.shelf),
             finished=lambda *done: self._publications.record_operation(*done),
-            room=CheckpointRoom(self.store, self.state.root, self._limits),
+            limits=self._limits,
             max_payload_bytes=self.settings.max_waiting_bytes // tenants,
         )
 
@@ -467,9 +465,10 @@ class ControlPlane:
         """How a request ended; None if it has not. A request for a model that no engine will ever
         serve ends with the reason.
         """
-        outcome = await self.outcomes.find(tenant, request, hold_s)
+        find = partial(find_outcome, self.store, self.board, tenant, request, hold_s)
+        outcome = await find()
         if outcome is None and self.fail_unserved(self.sampling.session_of(request)):
-            outcome = await self.outcomes.find(tenant, request, hold_s)
+            outcome = await find()
         return outcome
 
     def fail_unserved(self, session: SamplingSession | None) -> bool:

@@ -112,7 +112,7 @@ def test_a_silent_session_ends_and_takes_its_models_with_it(tmp_path: Path) -> N
         session, model, request = await open_model(client)
         await asyncio.sleep(0.02)
         running = asyncio.create_task(plane.housekeeping.run())
-        outcome = await plane.outcomes.find(TenantId("mine"), request, 240.0)  # type: ignore[arg-type]
+        outcome = await plane.outcome(TenantId("mine"), request, 240.0)  # type: ignore[arg-type]
         plane.housekeeping.stop()
         await running
         assert outcome is not None

@@ -30,13 +30,14 @@ from slackwater.model.errors import (
 from slackwater.model.ids import JobId, ModelId, NodeId, RequestId, SessionId, TenantId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation, OpKind
 from slackwater.model.session import TrainedModel
+from slackwater.model.tenant_limits import TenantTable
 from slackwater.runtime.executors.state_moves import StateMoves
 from slackwater.runtime.live_driver import FleetDriver, loop_time
 from slackwater.runtime.net.background import Background
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.runtime.store import operation_log as log
 from slackwater.runtime.store.base_models import BaseModels
-from slackwater.runtime.store.checkpoints import CheckpointRoom, remove_folder
+from slackwater.runtime.store.checkpoints import check_room, remove_folder
 from slackwater.runtime.store.database import Store
 from slackwater.runtime.store.op_payloads import (
     decode_load,
@@ -87,7 +88,7 @@ class TrainerExecutor:
         stock: Callable[[], bool],
         finisher: Finisher,
         finished: Callable[[TrainedModel, Operation, bytes], None],
-        room: CheckpointRoom,
+        limits: TenantTable,
         max_payload_bytes: int,
     ) -> None:
         """`stock` says whether relays need versions; `max_payload_bytes` limits what waits per
@@ -97,7 +98,7 @@ class TrainerExecutor:
         self._store, self._board, self._hub = store, board, hub
         self._state, self._bases, self._background = state, bases, background
         self.moves, self._job_of, self._node_of, self._stock = moves, job_of, node_of, stock
-        self._finisher, self._finished, self._room = finisher, finished, room
+        self._finisher, self._finished, self._limits = finisher, finished, limits
         self._results: dict[int, bytes] = {}  # by ticket, while the controller handles it
         self._models: dict[ModelId, TrainedModel] = {}
         self._payloads: dict[RequestId, bytes] = {}
@@ -333,7 +334,8 @@ class TrainerExecutor:
             save = decode_publish(payload).save
         model = self._models.get(op.model)
         if save is not None and model is not None:
-            await self._room.check(model.tenant, save.path)
+            limits = self._limits.limits_of(model.tenant)
+            await check_room(self._store, self._state.root, limits, model.tenant, save.path)
 
     def _source(self, model: ModelId) -> str:
         """The base of a model whose state is restored; empty if the model was closed meanwhile."""

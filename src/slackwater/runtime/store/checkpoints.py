@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection, Row
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
 from slackwater.model.ids import ModelId, TenantId
 from slackwater.model.session import LoraShape
-from slackwater.model.tenant_limits import TenantTable
+from slackwater.model.tenant_limits import TenantLimits
 from slackwater.runtime.store.database import Store
 from slackwater.runtime.store.operation_log import lora_columns, lora_of
 from slackwater.runtime.store.schema import checkpoints
@@ -114,27 +114,23 @@ def list_checkpoints(
     ]
 
 
-class CheckpointRoom:
-    """How much disk each tenant's checkpoints may take; checked when a save begins."""
-
-    def __init__(self, store: Store, folder: Path, limits: TenantTable) -> None:
-        self._store, self._folder, self._limits = store, folder, limits
-
-    async def check(self, tenant: TenantId, path: str) -> None:
-        """Refuse to save at `path` if the tenant's other checkpoints take all its share."""
-        usage = await asyncio.to_thread(shutil.disk_usage, self._folder)
-        most = self._limits.limits_of(tenant).checkpoint_bytes(usage.total)
-        if most is None:
-            return
-        columns = checkpoints.c
-        others = (columns.tenant == tenant, columns.path != path)
-        total = sa.select(sa.func.sum(columns.size_bytes)).where(*others)
-        held = int(await self._store.call(lambda c: c.execute(total).scalar()) or 0)
-        if held >= most:
-            raise RefusedError(
-                f"path: tenant {tenant} keeps {held} bytes of checkpoints and may keep {most} "
-                "([limits] checkpoint_share); delete some"
-            )
+async def check_room(
+    store: Store, folder: Path, limits: TenantLimits, tenant: TenantId, path: str
+) -> None:
+    """Refuse to save at `path` if the tenant's other checkpoints take all its share of the disk."""
+    usage = await asyncio.to_thread(shutil.disk_usage, folder)
+    most = limits.checkpoint_bytes(usage.total)
+    if most is None:
+        return
+    columns = checkpoints.c
+    others = (columns.tenant == tenant, columns.path != path)
+    total = sa.select(sa.func.sum(columns.size_bytes)).where(*others)
+    held = int(await store.call(lambda c: c.execute(total).scalar()) or 0)
+    if held >= most:
+        raise RefusedError(
+            f"path: tenant {tenant} keeps {held} bytes of checkpoints and may keep {most} "
+            "([limits] checkpoint_share); delete some"
+        )
 
 
 def drop_checkpoint(connection: Connection, path: str) -> None:

@@ -12,6 +12,7 @@ from slackwater.model.errors import ConfigError
 from slackwater.model.ids import RequestId, SamplingSessionId, TenantId
 from slackwater.model.session import SamplingSession
 from slackwater.runtime.plane import ControlPlane
+from slackwater.runtime.services.outcomes import find_outcome
 from slackwater.runtime.store import sampling_sessions
 from slackwater.runtime.store.checkpoints import SAMPLER
 from slackwater.serve.http.auth import Caller
@@ -126,7 +127,8 @@ def future_routes(plane: ControlPlane) -> APIRouter:
     async def cancel(body: bodies.CancelFutureBody, tenant: Caller) -> Response:
         """Cancel a sample; ended samples and training operations are not affected."""
         request = RequestId(body.request_id)
-        await plane.outcomes.find(tenant, request, 0.0)  # 404 if it belongs to another tenant
+        # NotFoundError if it belongs to another tenant.
+        await find_outcome(plane.store, plane.board, tenant, request, 0.0)
         plane.sampling.cancel(tenant, request)
         return Response(status_code=204)
 
