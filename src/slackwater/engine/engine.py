@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from slackwater.engine.block_pool import BlockPool, root
 from slackwater.engine.config import EngineConfig
 from slackwater.engine.executor import Executor
-from slackwater.engine.pages import PageArena, PagePool
+from slackwater.engine.pages import PagePool
 from slackwater.engine.request import (
     Decode,
     FinishedGeneration,
@@ -64,11 +64,10 @@ class Engine:
         self.on_gpu = net.device.type == "cuda"
         self._clock = time.monotonic if self.on_gpu else time.thread_time
         self.versions = VersionStore(net, config, self._executor)
+        self.arena, self.block_bytes = self._executor.arena, self._executor.block_bytes
         block_tokens = self._executor.block_tokens
         self._slots = SlotTable(config.max_running, self.max_context, block_tokens)
-        self._blocks = BlockPool(
-            self._executor.arena, self._executor.block_bytes, keep_prefixes=config.prefix_cache
-        )
+        self._blocks = BlockPool(self.arena, self.block_bytes, keep_prefixes=config.prefix_cache)
         self.capacity_tokens = (self._blocks.num_blocks - 1) * block_tokens
         self._scheduler = Scheduler(self._slots, self._blocks, config.max_step_tokens)
         self._runner = Runner(
@@ -159,10 +158,9 @@ class Engine:
 
     def reclaim_pages(self, pages: int) -> int:
         """Return idle cache pages to the shared pool, evicting unused prefixes if necessary."""
-        arena = self._executor.arena
-        if arena.idle_pages < pages:
+        if self.arena.idle_pages < pages:
             self._blocks.evict_unused()
-        return arena.reclaim(pages)
+        return self.arena.reclaim(pages)
 
     # ---- sharing a device with another engine ----
     def warm_decode(self, rows: ListLike[int], contexts: ListLike[int]) -> None:
@@ -171,17 +169,9 @@ class Engine:
         self._runner.warm_decode(net, rows, contexts)
 
     @property
-    def arena(self) -> PageArena:
-        return self._executor.arena
-
-    @property
-    def block_bytes(self) -> int:
-        return self._executor.block_bytes
-
-    @property
     def in_use_bytes(self) -> int:
         """Cache memory of running requests, without unused prefixes."""
-        return self._blocks.blocks_in_use * self._executor.block_bytes
+        return self._blocks.blocks_in_use * self.block_bytes
 
     @property
     def num_unused_prefixes(self) -> int:
@@ -203,7 +193,7 @@ class Engine:
     def evict_and_release(self, now_s: float, before_s: float) -> None:
         """Evict prefixes unused since `before_s`, and return their memory to the system."""
         self.evict_prefixes(now_s, before_s)
-        self._executor.arena.release_idle()
+        self.arena.release_idle()
 
     def close(self) -> None:
         """Free every page; the engine is not used again."""
@@ -217,7 +207,7 @@ class Engine:
             "kv_blocks_in_use": float(self._blocks.blocks_in_use),
             "kv_blocks_named": float(self._blocks.named_blocks),
             "kv_blocks_total": float(self._blocks.num_blocks - 1),
-            "kv_pages_mapped": float(self._executor.arena.mapped_pages),
+            "kv_pages_mapped": float(self.arena.mapped_pages),
             "preemptions": float(self._scheduler.preemptions),
             "versions": float(len(self.versions)),
             "steps": float(self._steps),

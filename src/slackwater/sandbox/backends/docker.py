@@ -147,17 +147,17 @@ def find_docker(image: str) -> tuple[DockerEngine | None, str]:
 
 
 class _Container:
-    """An environment's container, and the namespaces of its first process."""
+    """An environment's container, and the `namespaces` of its first process by kind."""
 
     def __init__(self, engine: DockerEngine, body: Mapping[str, Any]) -> None:
         self._engine = engine
         self._name, pid = engine.start(body)
-        self._open: dict[int, int] = {}
+        self.namespaces: dict[int, int] = {}
         self._pidfd = -1
         try:
             self._pidfd = os.pidfd_open(pid)
             for kind in _KINDS:
-                self._open[kind] = linux.open_namespace(kind, pid)
+                self.namespaces[kind] = linux.open_namespace(kind, pid)
         except OSError as error:
             self.close()
             raise UnavailableError(f"a container's namespaces cannot be entered: {error}") from None
@@ -167,11 +167,8 @@ class _Container:
         """Whether it was stopped."""
         return bool(select.select([self._pidfd], [], [], 0)[0])
 
-    def enter(self) -> Mapping[int, int]:
-        return self._open
-
     def close(self) -> None:
-        for descriptor in (*self._open.values(), self._pidfd):
+        for descriptor in (*self.namespaces.values(), self._pidfd):
             if descriptor >= 0:
                 os.close(descriptor)
         self._engine.remove(self._name)
@@ -207,7 +204,7 @@ class DockerBackend(Backend):
             launch,
             variables={**launch.variables, "PATH": _PATH, **order.variables},
             own_network=not network,
-            enter={**network, **self._containers[environment.name].enter()},
+            enter={**network, **self._containers[environment.name].namespaces},
             filtered=True,
         )
 
