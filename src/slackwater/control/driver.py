@@ -20,7 +20,7 @@ Schedule = Callable[[float, Callable[[], None]], object]  # calls back at a time
 
 
 class Driver(Generic[E, C]):
-    """Feeds events to a controller and executes its commands; timers it keeps itself."""
+    """Feeds events to a controller, executes its commands and keeps its timers."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Driver(Generic[E, C]):
         self._timers: dict[str, float] = {}
 
     def feed(self, *events: E) -> None:
-        """Something happened; what follows from it waits its turn."""
+        """Handle events, after those that are being handled."""
         inbox = self._inbox
         inbox.extend(events)
         if self._handling:
@@ -74,7 +74,7 @@ class Driver(Generic[E, C]):
             self._handling = False
 
     def register(self, execute: Callable[[Any], None], kinds: Iterable[type]) -> None:
-        """From now on `execute` is called with commands of these types."""
+        """Let `execute` take commands of these types."""
         self._executors |= dict.fromkeys(kinds, execute)
 
     def execute(self, command: C) -> None:
@@ -86,7 +86,7 @@ class Driver(Generic[E, C]):
         return not self._inbox
 
     def close(self) -> None:
-        """No timer fires any more."""
+        """Drop all timers."""
         self._timers.clear()
 
     def _handle(self, event: E) -> None:

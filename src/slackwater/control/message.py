@@ -1,4 +1,4 @@
-"""What controllers are told and answer with: immutable structs, so that a record can be replayed.
+"""Events and commands of controllers: immutable structs, so that a record can be replayed.
 
 A message has the same name, whether a controller takes it as an event or emits it as a command.
 """

@@ -111,7 +111,7 @@ class LaneTimeline:
         lane.kinds.append(kind)
 
     def begin(self, lane: TimelineLane, job: str, kind: int, now_s: float) -> None:
-        """The lane works on this from now on; a span of something else ends."""
+        """Begin a span of this job and kind; another open span of the lane ends."""
         before = self.open.get(lane.name)
         number = self.job_number(job)
         if before is not None and before[:2] == (number, kind):
@@ -120,13 +120,13 @@ class LaneTimeline:
         self.open[lane.name] = (number, kind, now_s)
 
     def end(self, lane: TimelineLane, now_s: float) -> None:
-        """The lane is idle from now on."""
+        """End the lane's open span."""
         before = self.open.pop(lane.name, None)
         if before is not None:
             self.add(lane, self.jobs[before[0]], before[1], before[2], now_s)
 
     def spans(self, lane: TimelineLane, now_s: float) -> list[tuple[float, float, int, int]]:
-        """Start, end, number of the job and kind; one that has not ended reaches to now."""
+        """Start, end, number of the job and kind of each span; an open one reaches to now."""
         columns = (lane.starts_s, lane.ends_s, lane.jobs, lane.kinds)
         found = list(zip(*columns, strict=True))
         if (running := self.open.get(lane.name)) is not None:

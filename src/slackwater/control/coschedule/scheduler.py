@@ -60,8 +60,8 @@ class CoScheduler:
         self._config = config or CoScheduleConfig()
         self._permits = Permits()
         self._groups = Groups(self._config, fleet, self._permits)
-        self._unprofiled = UnprofiledJobs(fleet, self._permits)
         self._guard = SloGuard(self._config, fleet, self._groups)
+        self._unprofiled = UnprofiledJobs(fleet, self._permits, self._groups, self._guard)
         self._jobs: dict[JobId, JobState] = {}
         self._places = PlacementTable(
             policy, self._jobs, self._groups, self._permits, self._unprofiled
@@ -97,19 +97,10 @@ class CoScheduler:
 
     def _serve_unprofiled(self, reserved: tuple[NodeId, ...], now_s: float) -> list[Command]:
         """Grant permits to unprofiled jobs, and to members on nodes whose reservation ended."""
-
-        def can_bear_step(node: NodeId, step_s: float | None) -> bool:
-            return self._guard.can_bear_step(self._groups.members_on(node), step_s, now_s)
-
-        def can_bear_phase(node: NodeId, phase: Phase, since_s: float) -> bool:
-            members = self._groups.members_on(node)
-            return self._guard.can_bear_unprofiled_phase(members, phase, now_s - since_s, now_s)
-
-        commands: list[Command] = []
-        commands.extend(self._unprofiled.grant(self._groups.has_request_on, can_bear_step, now_s))
+        commands: list[Command] = list(self._unprofiled.grant(now_s))
         released = tuple(node for node in reserved if node not in self._permits.reserved)
         commands.extend(self._places.grant(released, now_s))
-        self._unprofiled.reserve_nodes(can_bear_phase)
+        self._unprofiled.reserve_nodes(now_s)
         return commands
 
     def job(self, job: JobId) -> JobState:

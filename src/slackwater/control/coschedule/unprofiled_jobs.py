@@ -8,11 +8,12 @@ where members can bear to wait for such a step. If members wait all the time, no
 its next phase, provided that the members can bear that: else it would never run.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from slackwater.control.coschedule.commands import GrantPermit
+from slackwater.control.coschedule.groups import Groups
 from slackwater.control.coschedule.permits import Permit, Permits
+from slackwater.control.coschedule.slo_guard import SloGuard
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.job import JobProfile
 from slackwater.model.node import Role
@@ -35,9 +36,11 @@ class _UnprofiledJob:
 class UnprofiledJobs:
     """All unprofiled jobs, and the phases that they wait for."""
 
-    def __init__(self, fleet: FleetView, permits: Permits) -> None:
+    def __init__(self, fleet: FleetView, permits: Permits, groups: Groups, guard: SloGuard) -> None:
         self._fleet = fleet
         self._permits = permits
+        self._groups = groups
+        self._guard = guard
         self._jobs: dict[JobId, _UnprofiledJob] = {}
 
     def __len__(self) -> int:
@@ -108,20 +111,15 @@ class UnprofiledJobs:
         """The phase is over: the other one is next."""
         self._jobs[job].next_phase = Phase.TRAIN if phase is Phase.ROLLOUT else Phase.ROLLOUT
 
-    def grant(
-        self,
-        is_wanted: Callable[[NodeId], bool],
-        can_bear: Callable[[NodeId, float | None], bool],
-        now_s: float,
-    ) -> list[GrantPermit]:
+    def grant(self, now_s: float) -> list[GrantPermit]:
         """Grant permits, longest wait first, on free nodes that no member of a group wants and
-        whose members can bear a step of such a length.
+        whose members can bear a step of the job.
         """
         granted: list[GrantPermit] = []
         reserved = self._permits.reserved
         for since_s, job in self._waiting():
             state = self._jobs[job]
-            nodes = self._free_nodes(job, state, is_wanted, can_bear)
+            nodes = self._free_nodes(job, state, now_s)
             if nodes is None:
                 continue
             state.waits_since_s = None
@@ -130,18 +128,22 @@ class UnprofiledJobs:
             granted.append(self._permits.grant(request, 0, now_s))
         return granted
 
-    def reserve_nodes(self, can_bear: Callable[[NodeId, Phase, float], bool]) -> None:
-        """Reserve nodes for the job that has waited longest, unless some are reserved already.
-
-        `can_bear` says whether the members of a node can bear such a phase of a job that has waited
-        since then.
+    def reserve_nodes(self, now_s: float) -> None:
+        """Reserve nodes whose members can bear such a phase for the job that has waited longest,
+        unless some are reserved already.
         """
         if self._permits.reserved:
             return
         for since_s, job in self._waiting():
             state = self._jobs[job]
             phase = state.next_phase
-            able = [node for node in state.places[phase] if can_bear(node, phase, since_s)]
+            able = [
+                node
+                for node in state.places[phase]
+                if self._guard.can_bear_unprofiled_phase(
+                    self._groups.members_on(node), phase, now_s - since_s, now_s
+                )
+            ]
             if len(able) >= state.nodes[phase]:
                 self._permits.reserve(able[: state.nodes[phase]], job)
                 return
@@ -155,11 +157,7 @@ class UnprofiledJobs:
         )
 
     def _free_nodes(
-        self,
-        job: JobId,
-        state: _UnprofiledJob,
-        is_wanted: Callable[[NodeId], bool],
-        can_bear: Callable[[NodeId, float | None], bool],
+        self, job: JobId, state: _UnprofiledJob, now_s: float
     ) -> tuple[NodeId, ...] | None:
         """Nodes for its next phase, those with its state first: a load elsewhere would be measured
         as a part of the phase. None if there are too few.
@@ -169,9 +167,11 @@ class UnprofiledJobs:
         for node in sorted(state.places[phase], key=lambda node: node not in before):
             if not self._permits.is_idle(node):
                 continue
-            free = not is_wanted(node) and not any(overlap(node, other) for other in reserved)
+            wanted = self._groups.has_request_on(node)
+            free = not wanted and not any(overlap(node, other) for other in reserved)
             if free and phase is Phase.TRAIN:
-                free = can_bear(node, state.step_s)
+                members = self._groups.members_on(node)
+                free = self._guard.can_bear_step(members, state.step_s, now_s)
             if free or reserved.get(node) == job:
                 found.append(node)
                 if len(found) == state.nodes[phase]:

@@ -126,24 +126,24 @@ class FleetController:
     def _settle(
         self, inbox: deque[Any], messages: Sequence[Any], now_s: float
     ) -> list[FleetCommand]:
-        """Let the components talk until none has anything more to say to another."""
+        """Deliver messages between components until none is left; return the commands."""
         out: list[FleetCommand] = []
         routes = self._routes
         if messages:
             self._route(messages, now_s, inbox, out)
         while inbox:
             message = inbox.popleft()
-            said: list[Any] = []
+            emitted: list[Any] = []
             for handler in routes[type(message)]:
-                said += handler(message)
-            if said:
-                self._route(said, now_s, inbox, out)
+                emitted += handler(message)
+            if emitted:
+                self._route(emitted, now_s, inbox, out)
         return out
 
     def _route(
         self, messages: Sequence[Any], now_s: float, inbox: deque[Any], out: list[FleetCommand]
     ) -> None:
-        """To the components that consume a message, or out of the controller."""
+        """Queue messages that components consume; the others are commands."""
         routes, heard_at_once = self._routes, self._heard_at_once
         for message in messages:
             kind = type(message)
@@ -165,7 +165,7 @@ class FleetController:
     def _is_stale(
         self, event: rollout_events.InstanceJoined | rollout_events.InstanceHeartbeat
     ) -> bool:
-        """Whether an engine on the trainers' devices speaks that was told to rest meanwhile."""
+        """Whether the message is of a local engine that was told to rest meanwhile."""
         match event:
             case rollout_events.InstanceJoined(_, spec):
                 instance = spec.instance
@@ -174,7 +174,7 @@ class FleetController:
         return self.steps.is_local(instance) and not self.steps.is_started(instance)
 
     def _timer_fired(self, event: TimerFired) -> Sequence[Any]:
-        """The beginning of its name says whose it is; any other is the rollout manager's."""
+        """Route by the beginning of the timer's name; other names are the rollout manager's."""
         for beginning, handler in self._timers.items():
             if event.name.startswith(beginning):
                 return handler(event)
@@ -187,7 +187,7 @@ class FleetController:
         self.check_agreement()
 
     def components(self) -> Sequence[Any]:
-        """All of them; each changes only by the messages that it handles."""
+        """All components; each changes only by the messages that it handles."""
         every = (
             self.rollout,
             self.operations,
@@ -239,5 +239,5 @@ class FleetController:
 
 
 def _ignore(message: object) -> Sequence[Any]:
-    """Without a co-scheduler nobody keeps phases, and without services nobody lends."""
+    """Handle a message whose component the fleet does not have."""
     return ()

@@ -1,4 +1,4 @@
-"""What can happen to a fleet, and what its controller asks for: the messages of all components."""
+"""Events and commands of the fleet controller: the messages of all its components."""
 
 from typing import TypeAlias
 

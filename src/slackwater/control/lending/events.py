@@ -74,7 +74,7 @@ class NodeCleared(TimedMessage, frozen=True):
 
 
 class LoanFailed(TimedMessage, frozen=True):
-    """The rollout could not start on the node, or left it by itself."""
+    """The rollout could not start on the node, or ended there by itself."""
 
     node: NodeId
     reason: str

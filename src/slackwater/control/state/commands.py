@@ -5,7 +5,7 @@ from slackwater.model.residency import Tier
 
 
 class Admit(Message, frozen=True):
-    """The deployment is known. `blank`: it has no content yet, and comes to the device as zeros."""
+    """The deployment is registered. `blank`: it has no content yet, so the device gets zeros."""
 
     deployment: str
     blank: bool
@@ -21,7 +21,8 @@ class Refuse(Message, frozen=True):
 class MoveTier(Message, frozen=True):
     """Copy the state to the next tier (nothing if `blank`); answered by MoveDone or MoveFailed.
 
-    `follows`: it goes on behind the move to the host as the bytes arrive, and ends later.
+    `follows`: it starts while the move to the host still runs, copies bytes as they arrive, and
+    ends after it.
     """
 
     deployment: str
@@ -31,27 +32,27 @@ class MoveTier(Message, frozen=True):
 
 
 class FreeTier(Message, frozen=True):
-    """The copy on this tier is not needed any more."""
+    """Free the copy on this tier."""
 
     deployment: str
     tier: Tier
 
 
 class Drop(Message, frozen=True):
-    """The image is not known any more, on any tier: whatever is left of it goes."""
+    """Forget the image, and remove what is left of it on every tier."""
 
     deployment: str
 
 
 class AnswerTicket(Message, frozen=True):
-    """What was asked under the ticket has been done, or cannot be and why."""
+    """The request of this ticket is done; `refused` says why it cannot be."""
 
     ticket: int
     refused: str | None = None
 
 
 class ReportFallback(Message, frozen=True):
-    """The holder died with the newest state; the image that was last offloaded is the state now."""
+    """The holder died with the newest state: the last offloaded image is the state now."""
 
     deployment: str
 

@@ -1,11 +1,11 @@
-"""What can happen to a node's states. Plain data, so that a record of it can be replayed."""
+"""Events of a node's residency controller."""
 
 from slackwater.control.message import TimedMessage
 from slackwater.model.residency import Tier
 
 
 class DeploymentRegistered(TimedMessage, frozen=True):
-    """A holder (a worker process) brings a deployment, or returns for one without a holder.
+    """A holder (a worker process) registers a deployment, or takes over one without a holder.
 
     `host_bytes` is the size of its image on host or disk, `device_bytes` what it needs to run. A
     `warm` one keeps its place on the host. `borrows` are other images that it reads, with their
@@ -40,13 +40,13 @@ class EvictionAsked(TimedMessage, frozen=True):
 
 
 class WaitGivenUp(TimedMessage, frozen=True):
-    """Whoever waited under the ticket does not any more."""
+    """The request of this ticket was given up."""
 
     ticket: int
 
 
 class DeploymentFilled(TimedMessage, frozen=True):
-    """A state that another node sent is whole in this one's host memory."""
+    """A state from another node has arrived completely in host memory."""
 
     deployment: str
 
@@ -58,14 +58,14 @@ class LeaseReleased(TimedMessage, frozen=True):
 
 
 class MoveDone(TimedMessage, frozen=True):
-    """A commanded move has ended; the state is on that tier, whole."""
+    """A commanded move has ended: the whole state is on that tier."""
 
     deployment: str
     to: Tier
 
 
 class MoveFailed(TimedMessage, frozen=True):
-    """A commanded move could not be made; the state is where it was."""
+    """A commanded move failed: the state is where it was."""
 
     deployment: str
     to: Tier
@@ -73,8 +73,8 @@ class MoveFailed(TimedMessage, frozen=True):
 
 
 class NextHinted(TimedMessage, frozen=True):
-    """The scheduler says what runs next, in order; replaces the last hint. An early load does not
-    push out those in `holding`, which are within their jobs' phases.
+    """The deployments that run next, in order; replaces the last hint. A prefetch does not evict
+    those in `holding`, whose jobs have a permit.
     """
 
     deployments: tuple[str, ...]
@@ -82,30 +82,30 @@ class NextHinted(TimedMessage, frozen=True):
 
 
 class HolderGone(TimedMessage, frozen=True):
-    """A worker process has ended, with whatever was on its part of the device."""
+    """A worker process has ended, with its states on the device."""
 
     holder: str
 
 
 class ReadingBegan(TimedMessage, frozen=True):
-    """A checkpoint or a copy for another node is being made of the image on the host."""
+    """A checkpoint or a transfer to another node reads the image on the host."""
 
     deployment: str
 
 
 class ReadingEnded(TimedMessage, frozen=True):
-    """It has been made, or given up."""
+    """The reading has ended or was given up."""
 
     deployment: str
 
 
 class DeploymentForgotten(TimedMessage, frozen=True):
-    """Nobody needs the deployment's state any more, on any tier."""
+    """The deployment's state is not needed any more, on any tier."""
 
     deployment: str
 
 
-# Those that ask for nothing by themselves.
+# Events that only change a record.
 NotedEvent = WaitGivenUp | DeploymentFilled | LeaseReleased | ReadingBegan | ReadingEnded
 DeploymentEvent = DeploymentRegistered | DeploymentForgotten | HolderGone
 TierEvent = ResidencyAsked | EvictionAsked | MoveDone | MoveFailed | NextHinted

@@ -44,27 +44,27 @@ class Record:
 
     @property
     def idle(self) -> bool:
-        """Whether it may be moved down: nothing runs on it, reads it or moves it."""
+        """Whether nothing runs on it, reads it or moves it."""
         return not (self.leases or self.readers or self.moving_to is not None or self.doomed)
 
     @property
     def is_base(self) -> bool:
-        """Whether it is an image of frozen parts, which no deployment has alone."""
+        """Whether it is an image of frozen parts, which deployments share."""
         return self.device_bytes == 0
 
     @property
     def loading(self) -> bool:
-        """Whether it is on its way to the device, and reads what it borrows."""
+        """Whether it moves to the device, and so reads the images that it borrows."""
         return self.following or self.moving_to is Tier.DEVICE
 
     @property
     def readable(self) -> bool:
-        """Whether its image on the host is there for a borrower, and stays as it is."""
+        """Whether borrowers can read its image on the host."""
         stays = self.moving_to in (None, Tier.DEVICE) and not self.doomed
         return stays and self.tier >= Tier.HOST
 
     def size_on(self, tier: Tier) -> int:
-        """What it takes on the device, or as an image below."""
+        """Its bytes on the device, or as an image on the tiers below."""
         return self.device_bytes if tier is Tier.DEVICE else self.host_bytes
 
     @property
@@ -105,14 +105,14 @@ class ResidencyRecords(dict[str, Record]):
         ]
 
     def lenders(self, record: Record) -> Iterator[Record]:
-        """Whose images it reads to come to the device."""
+        """The records whose images it reads to get to the device."""
         return (self[name] for name in record.borrows if name in self)
 
     def borrowers(self, record: Record) -> Iterator[Record]:
         return (r for r in self.values() if record.name in r.borrows)
 
     def pieces(self, record: Record) -> list[Record]:
-        """What must be on the host for it to go on to the device: what it borrows, then itself."""
+        """What must be on the host before it moves to the device: its lenders, then itself."""
         if record.tier is Tier.DEVICE or record.loading:
             return [record]
         return [*self.lenders(record), record]
@@ -130,7 +130,7 @@ class ResidencyRecords(dict[str, Record]):
     def find_misfit(
         self, budgets: StateBudgets, record: Record, brought: Sequence[Record]
     ) -> str | None:
-        """Why the node can never keep it beside the others. Those that are going do not count."""
+        """Why the node can never keep it beside the others; those being removed do not count."""
         kept = [r for r in self.values() if not r.doomed or r.name in record.borrows]
         doomed = [r.name for r in kept if r.doomed and not r.is_base]
         if doomed:
@@ -149,7 +149,7 @@ class ResidencyRecords(dict[str, Record]):
     def explain_no_room(
         self, budgets: StateBudgets, record: Record, brought: Sequence[Record]
     ) -> str | None:
-        """Why a warm one cannot have its place at once; others are not spilled for it."""
+        """Why there is no host memory for a warm one now; others are not evicted for it."""
         if not record.warm:
             return None
         cold = [r for r in self.lenders(record) if not r.uses_host]
@@ -182,10 +182,8 @@ def candidates_on(
     wait: ResidencyWait | None,
     device: str = "",
 ) -> list[EvictionCandidate]:
-    """What may leave the tier to make room for `wait`, or for an early load if that is None: on the
-    node's `device` alone, if that is the tier.
-
-    What is shared is used when any of its borrowers is.
+    """Records that may be evicted from the tier (the device tier: from `device`) to make room for
+    `wait`, or for a prefetch if that is None. A shared image counts as used when a borrower is.
     """
     order = {name: number for number, name in reversed(list(enumerate(hint)))}
     wanted = {w.deployment for w in waits if w.up}
@@ -205,8 +203,8 @@ def candidates_on(
 def _find_wanted_on_host(
     records: ResidencyRecords, waits: Sequence[ResidencyWait], by: ResidencyWait | None
 ) -> set[str]:
-    """What stays because somebody waits for it; a wait later than `by` lets its host images go
-    while a missing piece cannot come before `by` is served, or both would wait.
+    """Records that stay since a request waits for them. A request after `by` releases its host
+    images while one of its pieces is missing: else both would wait for ever.
     """
     found: set[str] = set()
     later = False

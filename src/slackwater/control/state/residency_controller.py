@@ -1,4 +1,4 @@
-"""The tiers of one node's states: the only one that decides where each state is (PlexRL 4.5.1).
+"""The residency controller of one node: decides on which tier each state is (PlexRL 4.5.1).
 
     events -> controller.handle(event) -> commands
 
@@ -74,7 +74,7 @@ class ResidencyController:
         return self._out
 
     def _note(self, event: events.NotedEvent) -> None:
-        """Events that by themselves ask for nothing."""
+        """Handle events that only change a record."""
         match event:
             case events.WaitGivenUp(_, ticket):
                 self._waits = [wait for wait in self._waits if wait.ticket != ticket]
@@ -148,7 +148,7 @@ class ResidencyController:
             self._waits.append(wait)
 
     def _unhint(self, name: str) -> None:
-        """It runs, or somebody wants it away: its hint is spent."""
+        """Remove it from the hint: it runs, or must be evicted."""
         at = self._hint.index(name) if name in self._hint else len(self._hint)
         self._hint = self._hint[:at] + self._hint[at + 1 :]
 
@@ -240,7 +240,7 @@ class ResidencyController:
                 self._out.append(commands.ReportStateLost(record.name))
 
     def _forget(self, name: str, *, lost: bool = False) -> None:
-        """It goes as soon as nothing moves or reads it; what others borrow goes with the last."""
+        """Remove it once nothing moves or reads it; a borrowed one goes with its last borrower."""
         record = self._records.get(name)
         if record is None:
             return
@@ -279,7 +279,7 @@ class ResidencyController:
         self._out.append(commands.AnswerTicket(wait.ticket, refused))
 
     def _serve(self, now_s: float) -> None:
-        """Answer and advance the waits, the oldest first; later ones do not take its room."""
+        """Answer and advance the requests, oldest first; later ones do not take its room."""
         for doomed in [r for r in self._records.values() if r.doomed]:
             if not doomed.readers:
                 self._forget(doomed.name)
@@ -333,7 +333,7 @@ class ResidencyController:
         return False
 
     def _follow(self, wait: ResidencyWait, record: Record, full: set[Room]) -> None:
-        """Let a state that comes from disk go on to the device as its bytes arrive."""
+        """Start the move to the device while the state still arrives from disk."""
         coming = record.tier is Tier.DISK and record.moving_to is Tier.HOST
         if not (coming and wait.up and wait.tier is Tier.DEVICE and record.holder is not None):
             return
@@ -349,7 +349,7 @@ class ResidencyController:
             full.add(room)
 
     def _give_up_if_hopeless(self, wait: ResidencyWait, room: Room) -> None:
-        """Refuse it if what occupies the room cannot be moved away, for example on a full disk."""
+        """Refuse the request if nothing can be evicted, for example because the disk is full."""
         others = self._records.on(*room)
         above = [r for r in others if r.stuck]
         busy = [r for r in others if not self._records.may_sink(r)]
@@ -357,7 +357,7 @@ class ResidencyController:
             self._answer(wait, f"state of {wait.deployment}: no room: {above[0].stuck}")
 
     def _rise(self, record: Record, to: Tier, by: Claim) -> bool:
-        """Begin the move if there is room, else begin to make room; False if it must wait."""
+        """Begin the move if there is room, else begin evictions; False if it must wait."""
         if not self._make_room(record, to, by):
             return False
         record.moving_to = to
@@ -365,7 +365,7 @@ class ResidencyController:
         return True
 
     def _make_room(self, record: Record, to: Tier, by: Claim) -> bool:
-        """Whether there is room; if not, make some. An early load evicts what is needed later."""
+        """Whether there is room; if not, begin evictions: a prefetch of what is used later."""
         wait = None if isinstance(by, int) else by
         need = record.size_on(to)
         if to is Tier.HOST and record.warm:
@@ -390,7 +390,7 @@ class ResidencyController:
         return self._budget(to) - self.bytes_in_use(*room) >= need
 
     def _sink(self, record: Record) -> None:
-        """One tier down. A host image that the disk has too is only dropped."""
+        """Move it one tier down; a host image that is also on disk is only freed."""
         to = Tier(record.tier - 1)
         if to is Tier.DISK and (record.on_disk or record.blank):
             record.tier, record.on_host = Tier.DISK, False
@@ -410,7 +410,7 @@ class ResidencyController:
         self._out.append(commands.MoveTier(record.name, to, record.blank))
 
     def _prefetch(self) -> None:
-        """Load what the hint names, if nobody waits for the room and nothing sooner must leave."""
+        """Load what the hint names, unless a request needs the room or something sooner goes."""
         wanted = [self._records[w.deployment] for w in self._waits if w.up]
         waiting = {_room(w.tier, self._records[w.deployment]) for w in self._waits if w.up} | {
             _room(Tier.HOST, p)
@@ -441,5 +441,5 @@ class ResidencyController:
 
 
 def _room(tier: Tier, record: Record) -> Room:
-    """Where it needs room: on its device, or on the tier of the whole node."""
+    """The room that it needs: on its device, or on a tier of the whole node."""
     return tier, record.device if tier is Tier.DEVICE else ""

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class EventQueue(Generic[T]):
-    """Items in order of time; items of equal times in order of entry."""
+    """Items in order of time, then of entry."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

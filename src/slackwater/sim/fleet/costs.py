@@ -1,4 +1,4 @@
-"""Times of a simulated fleet besides the phases."""
+"""Times of a simulated fleet, apart from the phases."""
 
 from dataclasses import dataclass
 
