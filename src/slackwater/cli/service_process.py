@@ -70,7 +70,7 @@ async def _serve(
         return 128 + stopping.result()
     channel.open()
     try:
-        join = plane.join_address()
+        join = plane.fleet.join_address()
         address = {"hub": join.hub, "depot": join.depot, "pin": join.pin}
         folder.write_server({"pid": os.getpid(), "url": url, "key": key, "join": address})
         _announce(plane, url, settings, folder)

@@ -23,7 +23,6 @@ from slackwater.runtime.executors.state_moves import StateMoves
 from slackwater.runtime.executors.trainers import TrainerExecutor
 from slackwater.runtime.executors.warm_up import warm_up_broker, warm_up_coscheduler
 from slackwater.runtime.fleet_controller import new_fleet_controller
-from slackwater.runtime.launch.agents import JoinAddress
 from slackwater.runtime.launch.fleet import LaunchedFleet
 from slackwater.runtime.launch.launch_plan import LaunchPlan
 from slackwater.runtime.launch.node_keys import NodeKeys
@@ -145,14 +144,14 @@ class ControlPlane:
         settings, state = self.settings, self.state
         keys, file = NodeKeys(state), settings.whole_fleet
         launch_plan, allocator = LaunchPlan(keys), self.controller.allocator
-        self._certificate = Certificate.load_or_create(state.root) if file.encrypted else None
+        certificate = Certificate.load_or_create(state.root) if file.encrypted else None
         self.hub = WorkerHub(
             launch_plan,
             before_send=launch_plan.authorize,
             silent_after_s=SILENT_AFTER_S,
             listen=file.address(),
             port_file=state.root / "hub.port",
-            context=None if self._certificate is None else self._certificate.context(),
+            context=None if certificate is None else certificate.context(),
         )
         judges = reward_models(settings)
         self._plans = WorkerPlans(settings, self.bases, judges)
@@ -165,6 +164,7 @@ class ControlPlane:
             self._plans,
             launch_plan,
             keys,
+            certificate=certificate,
             budgets={} if settings.residency is None else settings.residency.environment(),
             runtime=self.runtime,
             allocator=allocator,
@@ -341,7 +341,7 @@ class ControlPlane:
             self.state.root / "rentals",
             self.runtime,
             self._coscheduled.fleet_nodes,
-            join_token=lambda node, pool: self.join_address().token(node, pool),
+            join_token=lambda node, pool: self.fleet.join_address().token(node, pool),
             leave=lambda node, in_s: self.workers.node_leaving(node, in_s),
             count_other_engines=self.instances.count_remote,
         )
@@ -368,7 +368,7 @@ class ControlPlane:
         await self.actions.adopt()
         self.background.spawn(self.housekeeping.run())
         self.state.write_models(self._model_folders)
-        await self.fleet.start(self._certificate)
+        await self.fleet.start()
         self.rentals.start()
         models = [base.name for base in self.bases]
         listed = self.settings.instances
@@ -452,9 +452,6 @@ class ControlPlane:
                 self.runtime.feed(NodeLost(loop_time(), name))
 
     # ---- for the HTTP API ----
-    def join_address(self) -> JoinAddress:
-        return self.fleet.join_address(self._certificate)
-
     def is_operator(self, tenant: TenantId) -> bool:
         """The first tenant operates the service."""
         return tenant == self.settings.tenants[0]

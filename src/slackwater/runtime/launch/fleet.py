@@ -66,13 +66,14 @@ class LaunchedFleet:
         plan: LaunchPlan,
         keys: NodeKeys,
         *,
+        certificate: Certificate | None,
         budgets: Mapping[str, str],
         runtime: FleetDriver,
         allocator: DeviceAllocator,
         assignments: SavedFact,
     ) -> None:
         self.file = file
-        self._budgets = budgets
+        self._certificate, self._budgets = certificate, budgets
         self.nodes = Nodes(hub, plan)
         self._plan, self._keys = plan, keys
         self.supervisor = WorkerSupervisor(self.nodes.spawn, adopt=self.nodes.adopt)
@@ -89,16 +90,16 @@ class LaunchedFleet:
         self._spawned: set[WorkerId] = set()
         runtime.register(self._execute, (StartDeployment, RefuseDeployment))
 
-    async def start(self, certificate: Certificate | None) -> None:
+    async def start(self) -> None:
         await self.adopt()
         host, _ = self.file.address()
         if self.needs_depot:
             from slackwater.runtime.net.depot import Depot  # a web server, which few fleets need
 
             self._depot = Depot(self._state.root, self._models, self._plan)
-            context = None if certificate is None else certificate.context()
+            context = None if self._certificate is None else self._certificate.context()
             await self._depot.start(host, 0, context, self._state.root / "depot.port")
-        join = self.join_address(certificate)
+        join = self.join_address()
         plans = [
             AgentPlan(
                 NodeId(node.name),
@@ -124,14 +125,14 @@ class LaunchedFleet:
         has_own_disk = any(node.directory is not None for node in self.file.nodes)
         return has_own_disk or bool(self.file.providers) or self.file.launcher != "local"
 
-    def join_address(self, certificate: Certificate | None) -> JoinAddress:
+    def join_address(self) -> JoinAddress:
         """What an agent needs to join."""
         listened, port = self._hub.address
         host = self.file.advertise or listened
         host = f"[{host}]" if ":" in host else host
-        scheme = "http" if certificate is None else "https"
+        pin = None if self._certificate is None else self._certificate.pin
+        scheme = "http" if pin is None else "https"
         depot = f"{scheme}://{host}:{0 if self._depot is None else self._depot.port}"
-        pin = None if certificate is None else certificate.pin
         return JoinAddress(f"{host}:{port}", depot, self._keys.key, pin, self._budgets)
 
     def revoke(self, node: str) -> None:
