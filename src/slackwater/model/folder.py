@@ -2,10 +2,13 @@
 
 import contextlib
 import fcntl
+import glob
 import hashlib
 import json
 import os
 import secrets
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +64,34 @@ def try_lock(file: Path) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
+
+
+@contextlib.contextmanager
+def partial_folder(directory: Path) -> Iterator[Path]:
+    """A new folder beside `directory`, removed at the end unless it was moved away; also removes
+    those that killed processes left.
+    """
+    for left in directory.parent.glob(f".{glob.escape(directory.name)}.*.partial"):
+        with contextlib.suppress(OSError), _locked_folder(left):
+            shutil.rmtree(left, ignore_errors=True)
+    partial = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}.partial")
+    partial.mkdir(parents=True)
+    with _locked_folder(partial):
+        try:
+            yield partial
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked_folder(folder: Path) -> Iterator[None]:
+    """Lock a folder; BlockingIOError while another process holds it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def is_locked(file: Path) -> bool:

@@ -3,13 +3,14 @@
 import contextlib
 import json
 import shutil
-import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
+
+from slackwater.model.folder import partial_folder
 
 if TYPE_CHECKING:
     from slackwater.nets.causal_lm import CausalLM
@@ -36,14 +37,10 @@ class TokenizerFiles:
 @contextlib.contextmanager
 def whole_folder(directory: Path) -> Iterator[Path]:
     """A folder beside `directory` that takes its place if the block succeeds."""
-    partial = directory.with_name(f".{directory.name}.{uuid.uuid4().hex}.partial")
-    partial.mkdir(parents=True)
-    try:
+    with partial_folder(directory) as partial:
         yield partial
         shutil.rmtree(directory, ignore_errors=True)
         partial.replace(directory)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def write_model(directory: Path, net: "CausalLM", text: TokenizerFiles) -> None:

