@@ -21,16 +21,16 @@ TOLERANCE_S = 1e-6
 @jit_compile
 def load_s(work: Floats, pins: Ints, members: int) -> float:
     """The work on the busiest node: the train nodes, or one rollout node."""
-    every = 0
+    used = 0
     train = 0.0
     for j in range(members):
-        every |= pins[j]
+        used |= pins[j]
         train += work[TRAIN_S, j]
         if pins[j] == 0:
             train += work[ROLL_S, j]
     busiest = train
     node = 0
-    while every >> node:
+    while used >> node:
         load = 0.0
         for j in range(members):
             if (pins[j] >> node) & 1:

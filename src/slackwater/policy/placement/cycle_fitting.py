@@ -66,18 +66,18 @@ def min_cycle_s(work: Floats, pins: Ints, members: int) -> float:
     """
     busiest = 0.0
     train = 0.0
-    every = 0
+    used = 0
     for j in range(members):
         roll = work[ROUNDS, j] * work[ROLL_S, j]
         own = work[ROUNDS, j] * work[TRAIN_S, j]
         busiest = max(busiest, roll + own + work[ROUNDS, j] * work[SYNC_S, j])
-        every |= pins[j]
+        used |= pins[j]
         train += own
         if pins[j] == 0:
             train += roll
     busiest = max(busiest, train)
     node = 0
-    while every >> node:
+    while used >> node:
         load = 0.0
         for j in range(members):
             if (pins[j] >> node) & 1:
@@ -180,19 +180,19 @@ def _is_infeasible(work: Floats, pins: Ints, members: int) -> bool:
     """Whether the members cannot share: one misses its budget even alone, or a node would be busy
     more than all the time even if every member used up its budget.
     """
-    every = 0
+    used = 0
     train = 0.0
     for j in range(members):
         alone = work[ROLL_S, j] + work[TRAIN_S, j] + work[SYNC_S, j]
         if alone * work[LEFT, j] > work[BUDGET_S, j]:
             return True
-        every |= pins[j]
+        used |= pins[j]
         busy = work[TRAIN_S, j] + (work[ROLL_S, j] if pins[j] == 0 else 0.0)
         train += busy * work[LEFT, j] / work[BUDGET_S, j]
     if train > 1.0:
         return True
     node = 0
-    while every >> node:
+    while used >> node:
         share = 0.0
         for j in range(members):
             if (pins[j] >> node) & 1:
@@ -217,14 +217,14 @@ def _drop_equivalent_nodes(pins: Ints, members: int) -> Ints:
     """Keep one node of each set of nodes that the same members use. The others are always busy at
     the same times, so fitting them again only costs time.
     """
-    every = 0
+    used = 0
     for j in range(members):
-        every |= pins[j]
+        used |= pins[j]
     seen = np.empty(MAX_ROLLOUT_NODES, np.int64)
     unlike = np.zeros(members, np.int64)
     count = 0
     node = 0
-    while every >> node:
+    while used >> node:
         users = find_users(node, pins, members)
         known = users == 0
         for i in range(count):
@@ -316,12 +316,12 @@ def drain_cost(
             done = cycles[j]
         life_s[j] += now_s
         rest[ROUNDS, j] = 0.0
-    every = 0
+    used = 0
     for j in range(members):
-        every |= pins[j]
+        used |= pins[j]
     cost = life_s.max() * train_nodes * train_price
     node = 0
-    while every >> node:
+    while used >> node:
         life = 0.0
         for j in range(members):
             if (pins[j] >> node) & 1:

@@ -43,7 +43,7 @@ from slackwater.policy.placement.interleaving_scan import scan_cycles, train_sha
 from slackwater.policy.placement.merging import execute_merger, sharing_strategy
 
 _MERGERS_PER_SEARCH = 4
-_THIN_GROUPS = 24  # groups that one search looks at
+_SMALL_GROUPS_TRIED = 24  # groups that one search looks at
 _FOLLOWERS_TRIED = 6  # groups that could join an arriving job on new nodes: about 0.2 ms each
 # Search effort for the place of an arrival, and of one call of the merger search: a few
 # milliseconds each.
@@ -147,7 +147,7 @@ class Interleaving(GroupedPlacement):
         best, best_cost = (alone, alone_cost) if shared is None else (shared, shared_cost)
         if self.registry.ledger.has_free(profile.rollout_nodes, profile.train_nodes):
             candidate = make_arriving_candidate(job, budget_s, self.registry.cap_s(job))
-            for row in self._thin_rows(max_members=1)[:_FOLLOWERS_TRIED]:
+            for row in self._small_rows(max_members=1)[:_FOLLOWERS_TRIED]:
                 layout = self._consolidation.lay_out_with_arrival(candidate, row, now_s, best_cost)
                 if layout is not None:
                     best_cost = layout.cost
@@ -217,7 +217,7 @@ class Interleaving(GroupedPlacement):
         self._departed_from.add(row)
         self.registry.remove(job)
 
-    def _replan_without_departed(self, row: int) -> Sequence[Placement]:
+    def _replan_after_departure(self, row: int) -> Sequence[Placement]:
         """Replan a group that a member left, if a new plan saves more than the change may cost, or
         if the old one breaks a cap. No job changes nodes; one placement carries the new plan.
         """
@@ -259,9 +259,9 @@ class Interleaving(GroupedPlacement):
         """
         del profile
         moves = {
-            told.job: told
+            move.job: move
             for row in self._departed_from
-            for told in self._replan_without_departed(row)
+            for move in self._replan_after_departure(row)
         }
         self._departed_from.clear()
         if not self._may_move:
@@ -316,7 +316,7 @@ class Interleaving(GroupedPlacement):
         }
         self._changed = left | {merger.row}
         for row in left:
-            moves.update((told.job, told) for told in self._replan_without_departed(row))
+            moves.update((move.job, move) for move in self._replan_after_departure(row))
         return moves
 
     def _begin_search(self, mergers: int) -> None:
@@ -330,19 +330,21 @@ class Interleaving(GroupedPlacement):
         self._consolidation.resting.clear()
         self._consolidation.costs.clear()
         pairs: deque[tuple[tuple[JobId, ...], int]] = deque()
-        thin = self._thin_rows(max_members=3)
+        small = self._small_rows(max_members=3)
         incoming = [
-            (row, jobs) for row in thin for jobs in _movable_subsets(self.registry.groups[row].jobs)
+            (row, jobs)
+            for row in small
+            for jobs in _movable_subsets(self.registry.groups[row].jobs)
         ]
-        of_changed = [(row, jobs) for row, jobs in incoming if row in changed]
-        for target in thin:
+        from_changed = [(row, jobs) for row, jobs in incoming if row in changed]
+        for target in small:
             pairs.append(((), target))
-            others = incoming if target in changed else of_changed
+            others = incoming if target in changed else from_changed
             pairs.extend([(jobs, target) for source, jobs in others if source != target])
         self._search = _MergerSearch(pairs, set(changed), mergers)
         self._changed = set()
 
-    def _thin_rows(self, max_members: int) -> list[int]:
+    def _small_rows(self, max_members: int) -> list[int]:
         """Rows of the groups with few members: those that changed first, then those whose train
         nodes have the most idle time.
         """
@@ -350,7 +352,7 @@ class Interleaving(GroupedPlacement):
         shares = train_shares(table.rows, table.members, table.work, table.pins, max_members)
         changed = np.fromiter(self._changed, np.int64, len(self._changed))
         shares[changed[changed < table.rows]] -= 1e6
-        thinnest = np.argsort(shares, kind="stable")[:_THIN_GROUPS]
+        thinnest = np.argsort(shares, kind="stable")[:_SMALL_GROUPS_TRIED]
         rows: list[int] = thinnest[np.isfinite(shares[thinnest])].tolist()
         return rows
 

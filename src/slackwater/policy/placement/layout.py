@@ -137,14 +137,14 @@ def _least_cost(
 ) -> float:
     """A lower bound on the cost of a layout: no job ever waits for another."""
     longest = 0.0
-    every = 0
+    used = 0
     for j in range(count):
-        every |= pins[j]
+        used |= pins[j]
         alone = work[ROLL_S, j] + work[TRAIN_S, j] + work[SYNC_S, j]
         longest = max(longest, alone * work[LEFT, j] + delay_s[j])
     cost = longest * train_nodes * limits.train_price
     node = 0
-    while every >> node:
+    while used >> node:
         life = 0.0
         for j in range(count):
             if (pins[j] >> node) & 1:
