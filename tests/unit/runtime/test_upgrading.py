@@ -137,6 +137,6 @@ def test_actions_of_tenants_with_dots_are_told_apart_by_their_owners(url: str) -
         assert kept.snapshot == "s"
         # Asked for again after the upgrade, it is the same one.
         again = structs.replace(request, spec=replace(spec, action=ActionId("x@team.ml")))
-        assert add_action(connection, TenantId("team.ml"), again, 2.0) is not None
+        assert not add_action(connection, TenantId("team.ml"), again, 2.0)
         with pytest.raises(NotFoundError):
             add_action(connection, TenantId("team"), again, 2.0)

@@ -152,12 +152,13 @@ class ActionService:
         started = started and self._broker.could_start(request.spec)
         self._arriving[tenant] += 1
         try:
-            now, add = time.time(), log.add_action
-            add = partial(add, tenant=tenant, request=request, now_s=now, started=started)
-            known = await self._store.call_small(add)
+            now_s = time.time()
+            added = await self._store.call_small(
+                lambda c: log.add_action(c, tenant, request, now_s, started)
+            )
         finally:
             self._arriving[tenant] -= 1
-        if known is None:
+        if added:
             await self._begin(tenant, request, started=started)
         return name
 

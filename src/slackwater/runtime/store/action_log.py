@@ -136,24 +136,24 @@ def add_action(
     request: ActionRequest,
     now_s: float,
     started: bool = False,
-) -> Row[Any] | None:
-    """None if it was added, or the existing row of the same request. A different request under
-    the same name is refused, as is a name that belongs to a different tenant."""
+) -> bool:
+    """Whether it is new; another request or another tenant under its name is refused."""
     name, payload = request.spec.action, encode(request)
     row = {
         "action": name,
         "tenant": tenant,
         "payload": payload,
         "status": STARTED if started else WAITING,
+        "created_s": now_s,
     }
-    if _execute(connection, _ADD, [row | {"created_s": now_s}]):
-        return None
+    if _execute(connection, _ADD, [row]):
+        return True
     known = connection.execute(sa.select(actions).where(actions.c.action == name)).one()
     if known.tenant != tenant:
         raise NotFoundError(f"action: {name!r} is not one of yours")
     if known.payload != payload:
         raise RefusedError(f"action: {name!r} was another one; give each action a name of its own")
-    return known
+    return False
 
 
 def mark_started(connection: Connection, names: Sequence[ActionId]) -> None:
