@@ -27,7 +27,6 @@ class DurationDistribution:
         return len(self._seen)
 
     def observe(self, seconds: float) -> None:
-        """Record the duration of an action that ended."""
         if len(self._seen) == _KEPT:
             self._sum -= self._seen[0]
         self._seen.append(seconds)
@@ -64,7 +63,6 @@ class DurationEstimator:
         self._guess_s = guess_s
 
     def observe(self, kind: str, single_unit_s: float) -> None:
-        """Record how long an action of this kind would have taken on one unit."""
         law = self._laws.get(kind)
         if law is None:
             if len(self._laws) >= _MOST_KINDS:

@@ -34,7 +34,6 @@ class _Cycle:
     next: int = 0
 
     def is_head(self, job: JobId, phase: Phase) -> bool:
-        """Whether this phase has the next turn."""
         turn = self.turns[self.next]
         while turn.skip:
             turn.skip = False

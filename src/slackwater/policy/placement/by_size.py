@@ -20,7 +20,9 @@ Parts = tuple[int, int]
 
 
 class PlacementBySize:
-    """Keeps one policy for each part size; `make` creates the policy for a view of the fleet."""
+    """Keeps one policy for each part size; `make` creates the policy for a view of the fleet. The
+    methods are those of `PlacementPolicy`.
+    """
 
     def __init__(self, fleet: FleetView, make: Callable[[FleetView], GroupedPlacement]) -> None:
         self._fleet = fleet
@@ -75,7 +77,6 @@ class PlacementBySize:
         return [job for _, _, job in sorted(order, key=lambda one: one[:2])]
 
     def place(self, job: JobSpec, now_s: float) -> Placement | Refusal:
-        """Find nodes, or parts of nodes, for an arriving job; nothing changes on a refusal."""
         parts = self._fleet.parts(job.profile)
         answer = self._policy_of(parts).place(job, now_s)
         if isinstance(answer, Placement):
@@ -83,26 +84,21 @@ class PlacementBySize:
         return answer
 
     def remove(self, job: JobId) -> None:
-        """Forget a job."""
         self._policy_of(self._parts.pop(job)).remove(job)
 
     def revise(self, job: JobId, profile: JobProfile, now_s: float) -> Sequence[Placement]:
-        """Take over drifted phase lengths of a job; return the moves that follow."""
         return self._policy_of(self._parts[job]).revise(job, profile, now_s)
 
     def isolate(self, job: JobId, now_s: float) -> Sequence[Placement]:
-        """Give a placed job nodes of its own; empty if there are none."""
         return self._policy_of(self._parts[job]).isolate(job, now_s)
 
     def rebalance(self, now_s: float, profile: JobProfile | None = None) -> Sequence[Placement]:
-        """Return the moves that pay, among jobs of this profile's size or of all sizes."""
         sizes = self._policies if profile is None else (self._fleet.parts(profile),)
         return [
             move for parts in sizes for move in self._policy_of(parts).rebalance(now_s, profile)
         ]
 
     def next_rebalance_s(self, profile: JobProfile, now_s: float) -> float | None:
-        """When to rebalance jobs of this profile's size, or None."""
         return self._policy_of(self._fleet.parts(profile)).next_rebalance_s(profile, now_s)
 
     def list_rented(self) -> Sequence[NodeId]:
@@ -110,11 +106,9 @@ class PlacementBySize:
         return [node for policy in self._policies.values() for node in policy.list_rented()]
 
     def take_rent_changes(self) -> tuple[Collection[NodeId], Collection[NodeId]]:
-        """The nodes and parts of nodes released and acquired since the last call."""
         return take_changes_of(self._stocks.values())
 
     def hourly_cost(self) -> float:
-        """The rent of all nodes and parts of nodes."""
         return sum(policy.hourly_cost() for policy in self._policies.values())
 
     def check_integrity(self) -> None:

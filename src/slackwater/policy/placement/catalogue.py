@@ -27,7 +27,6 @@ class Options:
         self._known: list[str] = []
 
     def take_number(self, name: str, default: float) -> float:
-        """Take out an option."""
         self._known.append(name)
         return self._given.pop(name, default)
 
@@ -114,7 +113,6 @@ POLICIES: dict[str, Maker] = {
 
 
 def list_options(name: str, fleet: FleetView) -> tuple[str, ...]:
-    """The names of a policy's options."""
     asked = Options(name, {})
     _find_maker(name)(fleet, asked, 0)
     return asked.names

@@ -89,7 +89,7 @@ class Consolidation:
         # By row: when a group that the search skipped may be looked at again.
         self.resting: dict[int, float] = {}
         self.work_left = 0  # search effort that is left in this call
-        self.costs: dict[int, float] = {}  # cache, by row; cleared by whoever changes a group
+        self.costs: dict[int, float] = {}  # cache by row; clear it after changing a group
 
     def group_cost(self, row: int, without: Sequence[JobId] = ()) -> float:
         """The cost of a group until its last job ends, if the members `without` leave now."""
@@ -172,7 +172,6 @@ class Consolidation:
         )
 
     def make_candidate(self, job: JobId, now_s: float, *, here: bool) -> ConsolidationCandidate:
-        """Describe a placed job."""
         member = self._registry.members[job]
         pins = member.pins if here else 0
         return ConsolidationCandidate(

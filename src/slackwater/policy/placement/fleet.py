@@ -28,7 +28,6 @@ class MoveCost:
         check_not_negative("move: ", self, "base_s", "s_per_billion")
 
     def restart_s(self, profile: JobProfile) -> float:
-        """The restart time of one job."""
         return self.base_s + self.s_per_billion * profile.model_billions
 
 
@@ -52,7 +51,6 @@ class FleetView:
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:
-        """The names of all nodes."""
         return tuple(
             node for role in (Role.ROLLOUT, Role.TRAIN) for node in self.list_places(role, 0)
         )
@@ -111,7 +109,6 @@ class FleetView:
         return self.with_parts(*parts).price_per_h(profile.rollout_nodes, profile.train_nodes)
 
     def price_per_h(self, rollout_nodes: int, train_nodes: int) -> float:
-        """The hourly rent of so many nodes."""
         return (
             rollout_nodes * self.rollout.node_type.price_per_h
             + train_nodes * self.train.node_type.price_per_h

@@ -67,14 +67,12 @@ class GroupTable:
         return row
 
     def clear_row(self, row: int) -> None:
-        """Forget a group."""
         for name in self._COLUMNS:
             getattr(self, name)[row] = 0
         while self.rows and self.train_nodes[self.rows - 1] == 0:
             self.rows -= 1
 
     def append(self, row: int, work: Floats, pins: int) -> None:
-        """Add a member."""
         index = self.members[row]
         assert index < MAX_MEMBERS, f"group {row} is full"
         self.work[row, :, index] = work

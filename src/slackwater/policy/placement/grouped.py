@@ -14,7 +14,9 @@ from slackwater.policy.placement.interface import JobProgress
 
 
 class GroupedPlacement(ABC):
-    """Refusals, bookkeeping and departures. A policy adds `_choose`, which picks a job's place."""
+    """Refusals, bookkeeping and departures. A policy adds `_choose`, which picks a job's place. The
+    public methods are those of `PlacementPolicy`.
+    """
 
     name = "grouped"
 
@@ -36,7 +38,6 @@ class GroupedPlacement(ABC):
         return self.fleet.explain_infeasible(profile)
 
     def place(self, job: JobSpec, now_s: float) -> Placement | Refusal:
-        """Find nodes for an arriving job; nothing changes on a refusal."""
         if job.job in self.registry.members:
             raise ConfigError.of("job", job.job, "is placed already; use another name")
         never = self._explain_infeasible(job.profile)
@@ -72,7 +73,6 @@ class GroupedPlacement(ABC):
         return job.slo * job.iterations * job.profile.solo_s
 
     def remove(self, job: JobId) -> None:
-        """Forget a job and give back the nodes that no other job uses."""
         self.registry.remove(job)
 
     def revise(self, job: JobId, profile: JobProfile, now_s: float) -> Sequence[Placement]:
@@ -82,7 +82,6 @@ class GroupedPlacement(ABC):
         return ()
 
     def isolate(self, job: JobId, now_s: float) -> Sequence[Placement]:
-        """Move a job to its own nodes; no moves if it has them already or if none are free."""
         del now_s
         member = self.registry.members[job]
         if len(self.registry.groups[member.row].jobs) == 1 and member.pins:
@@ -101,22 +100,17 @@ class GroupedPlacement(ABC):
         return ()
 
     def next_rebalance_s(self, profile: JobProfile, now_s: float) -> float | None:
-        """When to rebalance, or None."""
         del profile, now_s
         return None
 
     def list_rented(self) -> Sequence[NodeId]:
-        """The rented nodes, sorted."""
         return self.registry.ledger.list_rented()
 
     def take_rent_changes(self) -> tuple[Collection[NodeId], Collection[NodeId]]:
-        """The nodes released and acquired since the last call."""
         return self.registry.ledger.take_changes()
 
     def hourly_cost(self) -> float:
-        """The rent of all rented nodes."""
         return self.registry.ledger.hourly_cost()
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if memory budgets, pool limits or pinnings do not hold."""
         self.registry.check_integrity()

@@ -164,7 +164,6 @@ class GroupRegistry:
         return member
 
     def remove(self, job: JobId) -> None:
-        """Forget a job and give back the nodes that no other job uses."""
         self._leave(self.members.pop(job))
 
     def _enter(self, member: Member, choice: GroupChoice) -> None:
@@ -298,7 +297,6 @@ class GroupRegistry:
         self.table.work[row, ROUNDS, member.index] = rounds
 
     def placement(self, job: JobId) -> Placement:
-        """The placement of a job."""
         member = self.members[job]
         group = self.groups[member.row]
         return Placement(

@@ -54,7 +54,6 @@ class Trace:
 
     @property
     def period_s(self) -> float:
-        """The time from one iteration to the next."""
         return HORIZON_S / self.times
 
 
@@ -288,7 +287,6 @@ class HorizonPlacement(GroupedPlacement):
         super().remove(job)
 
     def isolate(self, job: JobId, now_s: float) -> Sequence[Placement]:
-        """Move a job to its own nodes."""
         self._release(job)
         moves = super().isolate(job, now_s)
         self._chosen_trace = None

@@ -240,7 +240,6 @@ class Interleaving(GroupedPlacement):
         return (registry.placement(group.jobs[0]),)
 
     def isolate(self, job: JobId, now_s: float) -> Sequence[Placement]:
-        """Move a job to its own nodes; no moves if it has them already or if none are free."""
         left = self.registry.members[job].row
         moves = super().isolate(job, now_s)
         if moves:

@@ -40,7 +40,6 @@ class NodeStock:
 
     @property
     def used_share(self) -> float:
-        """The share of all devices that is in use."""
         return self.used / (self._nodes * self._whole)
 
     def free(self, part: int) -> int:
@@ -74,7 +73,6 @@ class NodeStock:
         return place_on(self._name_node(number), first, part)
 
     def give_back(self, place: NodeId) -> None:
-        """Stop renting a node or a part."""
         (self.acquired.remove if place in self.acquired else self.released.add)(place)
         number = int(node_of(place).rsplit("-", 1)[1])
         devices = place_devices(place)
@@ -148,7 +146,6 @@ class RentedNodes:
         return names
 
     def give_back(self, node: NodeId) -> None:
-        """Stop renting a node."""
         role = self._rented.pop(node)
         self._count[role] -= 1
         self._stocks[role].give_back(node)
@@ -158,7 +155,6 @@ class RentedNodes:
         return sorted(self._rented, key=lambda node: (self._rented[node], *_order(node)))
 
     def take_changes(self) -> tuple[Collection[NodeId], Collection[NodeId]]:
-        """The nodes of its stocks released and acquired since the last call."""
         return take_changes_of(self._stocks.values())
 
     def worth_per_h(self, role: Role) -> float:
@@ -170,7 +166,6 @@ class RentedNodes:
         return pool.node_type.price_per_h * in_use
 
     def hourly_cost(self) -> float:
-        """The rent of all rented nodes."""
         return self._fleet.price_per_h(self._count[Role.ROLLOUT], self._count[Role.TRAIN])
 
 

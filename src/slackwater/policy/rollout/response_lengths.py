@@ -19,7 +19,6 @@ class ResponseLengths:
         return len(self._lengths)
 
     def observe(self, tokens: int) -> None:
-        """Record the length of a response that ended."""
         self._lengths.append(tokens)
         if len(self._lengths) % 64 == 0:
             self._sorted = None

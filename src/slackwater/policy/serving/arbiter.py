@@ -115,7 +115,6 @@ class Arbiter:
         return prompt_step_s(state) <= decode_slack_s(state)
 
     def record_arrival(self, now_s: float, prompt_tokens: int) -> None:
-        """Record that the service received a request."""
         state = self._state
         work_s = state.serving_cost.prompt_s(prompt_tokens, 0, state.step_tokens)
         wait_s = self._queue.record_arrival(now_s, state.serving_factor * work_s)
@@ -138,17 +137,14 @@ class Arbiter:
         return not (self.mode.stops and broken)
 
     def record_first_token(self, now_s: float, ttft_s: float) -> None:
-        """Record the time to the first token of a request of the service."""
         self._overload.record_answer(now_s, kept=ttft_s <= self.slo.ttft_s)
 
     def record_end(self, now_s: float, ttft_s: float, tpot_s: float) -> None:
-        """Record that a request of the service ended."""
         if tpot_s > self.slo.tpot_s and ttft_s <= self.slo.ttft_s:
             self._overload.record_miss(now_s)
 
     # ---- step costs ----
     def record_service_step(self, work: StepWork, took_s: float) -> None:
-        """Record the time of a step of the service."""
         ratio = self._serving_ratio
         ratio.observe(self._state.serving_cost.step_s(work), took_s)
         self._state.serving_factor = ratio.upper
@@ -160,7 +156,6 @@ class Arbiter:
         return took_s if work.prompt_pairs else took_s * min(took_s / self.slo.tpot_s, 1.0)
 
     def record_rollout_step(self, work: StepWork, took_s: float) -> None:
-        """Record the time of a step of the rollout."""
         ratio, state = self._rollout_ratio, self._state
         ratio.observe(state.rollout_cost.step_s(work), took_s)
         state.rollout_factor = ratio.upper

@@ -59,7 +59,6 @@ _FORMER_NAMES = {"ours": "foresight"}  # before 0.2; goes in 0.3
 
 
 def find_mode(name: str) -> LendingMode:
-    """Find a mode by its name."""
     name = _FORMER_NAMES.get(name, name)
     if name not in MODES:
         raise ConfigError.of("mode", name, f"must be one of: {', '.join(MODES)}")

@@ -195,7 +195,6 @@ class Correction:
         self.spread = 0.0
 
     def observe(self, predicted_s: float, took_s: float) -> None:
-        """Record the predicted and the measured time of a step."""
         if predicted_s <= 0:
             return
         ratio = min(took_s / predicted_s, 20.0)
