@@ -72,11 +72,11 @@ def partial_folder(directory: Path) -> Iterator[Path]:
     those that killed processes left.
     """
     for left in directory.parent.glob(f".{glob.escape(directory.name)}.*.partial"):
-        with contextlib.suppress(OSError), _locked_folder(left):
+        with contextlib.suppress(OSError), _lock_folder(left):
             shutil.rmtree(left, ignore_errors=True)
     partial = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}.partial")
     partial.mkdir(parents=True)
-    with _locked_folder(partial):
+    with _lock_folder(partial):
         try:
             yield partial
         finally:
@@ -84,7 +84,7 @@ def partial_folder(directory: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _locked_folder(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     """Lock a folder; BlockingIOError while another process holds it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
