@@ -146,5 +146,7 @@ def _wait_for_workers(
     if found["starting"]:
         names = format_names(found["starting"])
         print(f"still starting: {names}; `slackwater status` shows when they are up")
+    elif not found.get("nodes"):
+        print("ready for nodes to join; `slackwater node token NODE --pool POOL` prints a token")
     elif not found["problems"]:
         print("ready: every worker is up")

@@ -54,7 +54,9 @@ def token(
 
 def node_token(state: Path, node: str, pool: str | None) -> str:
     """The token with which a machine joins the running service as this node of this pool."""
-    from slackwater.runtime.launch.fleet_file import check_name
+    from slackwater.model.config import decode
+    from slackwater.model.toml_text import read_toml
+    from slackwater.runtime.launch.fleet_file import FleetFile, check_name
     from slackwater.runtime.launch.node_keys import NodeKeys
     from slackwater.runtime.store.state_directory import StateDirectory
     from slackwater.wire.join_token import write_token
@@ -65,6 +67,10 @@ def node_token(state: Path, node: str, pool: str | None) -> str:
     if server is None or not folder.is_locked():
         fix = "start one with `slackwater up --fleet FILE`"
         raise UnavailableError(describe_absence(folder, fix))
+    written = folder.root / "config.toml"
+    table = read_toml("config.toml", written) if written.is_file() else {}
+    if "fleet" in table:
+        decode(FleetFile, table["fleet"], "fleet").pool_of(node, pool)
     own = {"node": node, "pool": pool, "key": NodeKeys(folder).key(node, pool)}
     return write_token(server["join"] | own)
 
