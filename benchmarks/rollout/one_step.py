@@ -71,7 +71,8 @@ def simulate_step(
     turns = _OpenTurns(body, wanted, alone_slowdown)
     job, version = specs[0].job, specs[0].version
     for name in names:
-        body.join(InstanceId(name), InstanceKind.SPOT, cost, max_running=max_running, job=job)
+        kind = InstanceKind.SPOT
+        body.join(body.spec(InstanceId(name), kind, cost, max_running=max_running, job=job), cost)
     body.tell(WeightsPublished(0.0, None, version))
     body.run_until(_HORIZON_S, lambda: all(r.versions for r in body.manager.state.instances))
     began_s = body.now_s

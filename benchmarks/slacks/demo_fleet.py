@@ -238,7 +238,8 @@ class DemoFleet(FiveSlackFleet):
         self._up_s = self.now_s
         turns = self.scenario.turns_per_device
         cost = self.scenario.engine()
-        self.engines.join(_SPOT, InstanceKind.SPOT, cost, max_running=turns)
+        spec = self.engines.spec(_SPOT, InstanceKind.SPOT, cost, max_running=turns)
+        self.engines.join(spec, cost)
 
     def report(self) -> DemoRunReport:
         """Run to the end of both jobs."""

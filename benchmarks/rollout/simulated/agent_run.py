@@ -153,13 +153,9 @@ def run_agents(
     body.tell(WeightsPublished(0.0, None, "v0"))
     for number in range(fleet.engines):
         instance = InstanceId(f"e{number}")
-        body.join(
-            instance,
-            InstanceKind.DEDICATED,
-            fleet.engine,
-            max_running=fleet.max_running,
-            holds="v0",
-        )
+        kind, turns = InstanceKind.DEDICATED, fleet.max_running
+        spec = body.spec(instance, kind, fleet.engine, max_running=turns)
+        body.join(spec, fleet.engine, holds="v0")
     engines = [place.engine for place in body.places.values()]
     if extra is not None:
         extra.attach(body, fleet.engine)

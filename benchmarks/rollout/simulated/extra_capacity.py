@@ -46,13 +46,8 @@ class LentServing:
         lent = replace(engine, memory_share=engine.memory_share - self.kept_memory)
         for number in range(self.devices):
             instance = InstanceId(f"lent{number}")
-            body.join(
-                instance,
-                InstanceKind.BORROWED,
-                lent,
-                max_running=self.turns,
-                slowdown=1 / (1 - self.busy_share),
-            )
+            spec = body.spec(instance, InstanceKind.BORROWED, lent, max_running=self.turns)
+            body.join(spec, lent, slowdown=1 / (1 - self.busy_share))
             burst_s = float(rng.exponential(self.burst_every_s))
             body.schedule(burst_s, partial(body.cut, instance, 0.5))
 

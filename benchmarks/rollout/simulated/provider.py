@@ -98,13 +98,9 @@ class SpotProvider:
 
         def up() -> None:
             if self._held.get(instance) == since_s:
-                self._body.join(
-                    instance,
-                    InstanceKind.SPOT,
-                    self._engine,
-                    max_running=self._max_running,
-                    slowdown=slowdown,
-                )
+                kind, turns = InstanceKind.SPOT, self._max_running
+                spec = self._body.spec(instance, kind, self._engine, max_running=turns)
+                self._body.join(spec, self._engine, slowdown=slowdown)
 
         self._body.schedule(since_s + self._start_s, up)
 

@@ -107,7 +107,7 @@ class OverlappedTrainer:
 
         def start() -> None:
             if body.controller.steps.is_started(spec.instance):
-                body.join_as(spec, self._fleet.engine, holds=VERSION)
+                body.join(spec, self._fleet.engine, holds=VERSION)
 
         body.schedule(body.now_s + (self._cost.switch_s if command.again else 0.0), start)
 
@@ -175,7 +175,7 @@ def run_split(
         if kind is InstanceKind.LOCAL:
             body.tell(LocalEngineUp(0.0, spec))
         else:
-            body.join_as(spec, fleet.engine, holds=VERSION)
+            body.join(spec, fleet.engine, holds=VERSION)
     results: list[SplitResult] = []
     for step, sessions in enumerate(steps):
         began_s = body.now_s

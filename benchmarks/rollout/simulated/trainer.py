@@ -195,7 +195,7 @@ class RolloutTrainer:
 
         def start() -> None:
             if self._seeding:
-                self._body.join_as(spec, self._engine, holds=version)
+                self._body.join(spec, self._engine, holds=version)
 
         if command.again:
             self._body.schedule(self._body.now_s + self._cost.switch_s, start)

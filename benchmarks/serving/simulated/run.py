@@ -115,13 +115,13 @@ class CoservingRun:
         body = self.body
         body.tell(WeightsPublished(0.0, None, "v0"))
         for number in range(self._fleet.engines):
-            body.join(
+            name, kind, engine = (
                 InstanceId(f"e{number}"),
                 InstanceKind.DEDICATED,
                 self._fleet.engine,
-                max_running=self._fleet.max_running,
-                holds="v0",
             )
+            spec = body.spec(name, kind, engine, max_running=self._fleet.max_running)
+            body.join(spec, engine, holds="v0")
         body.schedule(0.0, lambda: self.cluster.start(seconds))
         if self._stages.count:
             body.schedule(begins_s, self._begin_stage)

@@ -87,7 +87,9 @@ def _plant(run: CoservingRun, rng: np.random.Generator, seconds: float, engine: 
     def die() -> None:
         if InstanceId("e0") in body.places:
             body.lose(InstanceId("e0"), "killed")
-            body.join(InstanceId("e0"), InstanceKind.DEDICATED, engine, max_running=16, holds="v0")
+            kind = InstanceKind.DEDICATED
+            spec = body.spec(InstanceId("e0"), kind, engine, max_running=16)
+            body.join(spec, engine, holds="v0")
 
     def refuse() -> None:
         cluster.hear(on.LendingStopped(body.now_s, ServiceName("service"), "a storm"))

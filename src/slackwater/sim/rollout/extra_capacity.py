@@ -56,7 +56,9 @@ class SpotCapacity:
 
         def join(name: str) -> None:
             if name not in gone:
-                body.join(InstanceId(name), InstanceKind.SPOT, engine, max_running=self.turns)
+                kind, turns = InstanceKind.SPOT, self.turns
+                spec = body.spec(InstanceId(name), kind, engine, max_running=turns)
+                body.join(spec, engine)
 
         def warn(name: str) -> None:
             if (instance := InstanceId(name)) in body.places:

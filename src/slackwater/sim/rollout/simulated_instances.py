@@ -82,27 +82,6 @@ class SimulatedInstances:
         """Let `happen` run at a moment."""
         self.queue.push(max(at_s, self.now_s), happen)
 
-    def join(
-        self,
-        instance: InstanceId,
-        kind: InstanceKind,
-        cost: CostModel,
-        *,
-        max_running: int,
-        job: JobId | None = None,
-        holds: str | None = None,
-        slowdown: float = 1.0,
-        engine: SimulatedEngine | None = None,
-    ) -> None:
-        """Add an instance that `holds` a version, if any. An `engine` of its own moves on by itself
-        and calls `turns_ended` and `give_back`.
-        """
-        kv_tokens = None if engine is None else engine.kv_tokens
-        spec = self.spec(
-            instance, kind, cost, max_running=max_running, job=job, kv_tokens=kv_tokens
-        )
-        self.join_as(spec, cost, holds=holds, slowdown=slowdown, engine=engine)
-
     def spec(
         self,
         instance: InstanceId,
@@ -128,7 +107,7 @@ class SimulatedInstances:
             place=place,
         )
 
-    def join_as(
+    def join(
         self,
         spec: InstanceSpec,
         cost: CostModel,
@@ -137,7 +116,9 @@ class SimulatedInstances:
         slowdown: float = 1.0,
         engine: SimulatedEngine | None = None,
     ) -> None:
-        """Add an instance with this spec."""
+        """Add an instance that `holds` a version, if any. An `engine` of its own advances by itself
+        and calls `turns_ended` and `give_back`.
+        """
         instance, max_running = spec.instance, spec.max_running
         engine = engine or SimulatedEngine(cost, max_running, self.now_s, slowdown=slowdown)
         place = _Place(spec, engine, {}, holds)

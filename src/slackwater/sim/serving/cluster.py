@@ -170,15 +170,9 @@ class ServingCluster:
         rollout.on_work = lambda: node.wake(self.body.now_s)
         self.loans += 1
         instance = self._borrowed[name] = InstanceId(f"{name}#{self.loans}")
-        self.body.join(
-            instance,
-            InstanceKind.BORROWED,
-            cost,
-            max_running=turns,
-            job=job,
-            holds=self.plan.holds,
-            engine=rollout,
-        )
+        kind, kv_tokens = InstanceKind.BORROWED, rollout.kv_tokens
+        spec = self.body.spec(instance, kind, cost, max_running=turns, job=job, kv_tokens=kv_tokens)
+        self.body.join(spec, cost, holds=self.plan.holds, engine=rollout)
 
     def _begin_step(self, name: NodeId) -> None:
         if name in self._borrowed:

@@ -109,7 +109,7 @@ class LinkedEngines(SimulatedInstances):
         cost = self._costs[Role(node.partition("-")[0])]
         turns = self._fleet.scenario.turns_per_device * cost.devices
         spec = self.spec(name, InstanceKind.DEDICATED, cost, max_running=turns, place=node)
-        self.join_as(spec, cost)
+        self.join(spec, cost)
 
     def execute(self, command: FleetCommand) -> None:
         match command:
