@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from slackwater.model.errors import ConfigError, check_above_zero, check_not_negative
 from slackwater.sim.inputs.csv_rows import dict_rows, read_rows
 
+_FIELD = "output_tokens"
+
 
 @dataclass(frozen=True, slots=True)
 class TracedJob:
@@ -78,23 +80,23 @@ def read_jobs_trace(path: Path, limit: int | None = None) -> tuple[TracedJob, ..
     )
 
 
-def read_lengths(path: Path, field: str = "output_tokens") -> LengthDistribution:
+def read_lengths(path: Path) -> LengthDistribution:
     """Lengths from either kind of file, told apart by its columns."""
     rows = list(dict_rows(path, []))
     if not rows:
         raise ConfigError.of("file", str(path), "must hold at least one row")
     first = rows[0][1]
-    if field in first:
-        return _from_requests([(line, row[field]) for line, row in rows], path.name, field)
+    if _FIELD in first:
+        return _from_requests([(line, row[_FIELD]) for line, row in rows], path.name)
     if {"field", "requests", "p50", "p100"} <= first.keys():
-        return _from_quantiles([(n, row) for n, row in rows if row["field"] == field], path.name)
+        return _from_quantiles([(n, row) for n, row in rows if row["field"] == _FIELD], path.name)
     raise ConfigError.of(
-        "file", str(path), f"must have a column {field}, or columns field, requests, p1 .. p100"
+        "file", str(path), f"must have a column {_FIELD}, or columns field, requests, p1 .. p100"
     )
 
 
-def _from_requests(cells: list[tuple[int, str]], name: str, field: str) -> LengthDistribution:
-    lengths = np.sort([_number(text, f"{name} line {line}: {field}") for line, text in cells])
+def _from_requests(cells: list[tuple[int, str]], name: str) -> LengthDistribution:
+    lengths = np.sort([_number(text, f"{name} line {line}: {_FIELD}") for line, text in cells])
     shares = np.linspace(0.0, 1.0, min(len(lengths), 1001) if len(lengths) > 1 else 2)
     tokens = np.quantile(lengths, shares)
     return LengthDistribution(tuple(shares.tolist()), tuple(tokens.tolist()))

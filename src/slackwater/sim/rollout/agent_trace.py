@@ -17,10 +17,10 @@ class AgentTurn:
 
 Session = tuple[AgentTurn, ...]
 
+_MAX_CONTEXT_TOKENS = 32_768
 
-def draw_games(
-    count: int, seed: int | Sequence[int], *, max_context_tokens: int = 32_768
-) -> list[Session]:
+
+def draw_games(count: int, seed: int | Sequence[int]) -> list[Session]:
     """`count` trajectories of many short turns: three quarters of their tokens are prompts and
     observations (ROSE: 77 %), turns follow within seconds, and a few games last far longer.
     """
@@ -31,7 +31,7 @@ def draw_games(
         turns: list[AgentTurn] = []
         for _ in range(1 + int(min(rng.lognormal(np.log(11), 0.7), 60))):
             output = 1 + int(min(rng.lognormal(np.log(160), 0.8), 3000))
-            if prompt + output >= max_context_tokens:
+            if prompt + output >= _MAX_CONTEXT_TOKENS:
                 break
             turns.append(AgentTurn(prompt, output, float(rng.exponential(1.5))))
             prompt += output + 1 + int(rng.exponential(650))

@@ -18,6 +18,7 @@ from slackwater.sim.serving.service_share import ServedRequest, ServiceShare
 
 _IDLE = RolloutState()
 _DRAWN_AT_ONCE = 256
+_STEP_TOKENS = 2048  # of one step of the service
 
 
 @dataclass(slots=True)
@@ -44,7 +45,6 @@ class ServingNode:
         mode: LendingMode,
         at: Callable[[float, Callable[[], None]], None],
         seed: int,
-        step_tokens: int = 2048,
     ) -> None:
         self.name, self.device = name, device
         self._at = at
@@ -65,9 +65,9 @@ class ServingNode:
             self._rollout_cost,
             capacity=device.kv_bytes,
             loan_weights=int(device.rollout.weight_bytes) if mode.lends else 0,
-            step_tokens=step_tokens,
+            step_tokens=_STEP_TOKENS,
         )
-        self.service = ServiceShare(step_tokens, slo.tpot_s, 0)
+        self.service = ServiceShare(_STEP_TOKENS, slo.tpot_s, 0)
         self.rollout: RolloutShare | None = None
         self._running = self._stopped = False
         self.slowdown = 1.0
