@@ -11,7 +11,6 @@ from slackwater.model.ids import InstanceId
 from slackwater.runtime.launch.port import (
     InstanceEnded,
     InstanceNoticed,
-    InstanceUp,
     StartFailed,
     Tell,
     WorkerProcess,
@@ -161,6 +160,5 @@ class Children:
             return str(error)
         if child.unwanted.is_set():  # told to end while it was being started
             child.signal(signal.SIGKILL)
-        self._tell(InstanceUp(instance))
         status = await child.process.wait()
         return None if status == 0 else f"status {status}"

@@ -54,13 +54,6 @@ class WorkerProcess(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class InstanceUp:
-    """Its process runs, and will connect to the control plane."""
-
-    instance: InstanceId
-
-
-@dataclass(frozen=True, slots=True)
 class InstanceNoticed:
     """It will be taken away in `leaves_in_s`."""
 
@@ -85,5 +78,5 @@ class StartFailed:
     retry_in_s: float | None
 
 
-ProviderEvent = InstanceUp | InstanceNoticed | InstanceEnded | StartFailed
+ProviderEvent = InstanceNoticed | InstanceEnded | StartFailed
 Tell = Callable[[ProviderEvent], None]

@@ -5,7 +5,7 @@ start.
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
@@ -17,7 +17,6 @@ from slackwater.runtime.launch.children import Children
 from slackwater.runtime.launch.port import (
     InstanceEnded,
     InstanceNoticed,
-    InstanceUp,
     ProviderEvent,
     StartFailed,
 )
@@ -63,6 +62,13 @@ def children(told: Told, *command: str, leave_grace_s: float = 0.2, attempts: in
     )
 
 
+async def until_up(family: Children, names: Sequence[InstanceId]) -> None:
+    while True:
+        if all(family.pid(name) for name in names):
+            return
+        await asyncio.sleep(0.01)
+
+
 def run(test: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
         async with asyncio.timeout(120):
@@ -86,7 +92,7 @@ def test_started_instances_have_their_own_processes_and_leave_when_released() ->
         provider = LocalProcesses(family, "spot")
         names = provider.start(2)
         assert names == ("spot-1", "spot-2")
-        await told.until(lambda t: len(t.of(InstanceUp)) == 2)
+        await until_up(family, names)
         pids = {family.pid(name) for name in names}
         assert len(pids) == 2
         provider.release(names[0])
@@ -105,7 +111,7 @@ def test_a_kill_ends_a_process_that_ignores_requests_and_so_does_the_end_of_its_
         family = children(told, *STUBBORN)
         provider = LocalProcesses(family, "x")
         first, second, third = provider.start(3)
-        await told.until(lambda t: len(t.of(InstanceUp)) == 3)
+        await until_up(family, (first, second, third))
         provider.kill(first)
         provider.notice(second, 0.05)
         provider.release(third)
@@ -124,9 +130,10 @@ def test_a_kill_ends_a_process_that_ignores_requests_and_so_does_the_end_of_its_
 def test_a_noticed_instance_stays_until_its_grace_ends_and_may_be_released_before() -> None:
     async def body() -> None:
         told = Told()
-        provider = LocalProcesses(children(told, *LEAVES_ON_TERM), "x")
+        family = children(told, *LEAVES_ON_TERM)
+        provider = LocalProcesses(family, "x")
         (name,) = provider.start(1)
-        await told.until(lambda t: bool(t.of(InstanceUp)))
+        await until_up(family, (name,))
         provider.notice(name, 30.0)
         provider.notice(name, 0.0)  # a second notice does not shorten the first
         assert len(told.of(InstanceNoticed)) == 1
