@@ -1,11 +1,13 @@
 """Models from and to Hugging Face directories, or random from a configuration and a seed."""
 
 import json
+import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -87,7 +89,13 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Write a safetensors file for transformers, with the umask's permissions."""
     path.touch()
     mode = path.stat().st_mode  # safetensors itself creates files of mode 0600
-    save_file(dict(tensors), path, metadata={"format": "pt"})
+    try:
+        save_file(dict(tensors), path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        if (found := re.search(r"os error (\d+)", str(error))) is None:
+            raise
+        number = int(found[1])  # such as a full disk
+        raise OSError(number, os.strerror(number), str(path)) from None
     path.chmod(mode)
 
 

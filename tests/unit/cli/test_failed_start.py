@@ -164,6 +164,15 @@ def test_a_database_that_is_not_there_is_named_in_one_line(tmp_path: Path) -> No
     assert "\n" not in str(error.value) and "sqlalche.me" not in str(error.value)
 
 
+def test_a_damaged_database_is_named_with_a_fix_and_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "slackwater.db"
+    file.write_bytes(b"no database " * 300)
+    store = Store(f"sqlite:///{file}")
+    with pytest.raises(UnavailableError, match=r"not a database; .* give another --state"):
+        asyncio.run(store.open())
+    assert file.read_bytes() == b"no database " * 300
+
+
 @pytest.mark.parametrize("url", ["foo", "mysql://here/x"])
 def test_a_database_of_another_kind_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match=rf"--database: '{url}' must be a URL such as sqlite"):

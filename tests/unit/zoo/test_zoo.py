@@ -1,5 +1,7 @@
 """Model directories that need no model hub."""
 
+import subprocess
+import sys
 import tempfile
 import zipfile
 from pathlib import Path
@@ -50,6 +52,20 @@ def test_a_made_model_is_the_same_from_the_same_seed_and_knows_where_a_turn_ends
     (tmp_path / "plain").touch()  # with the mode that the umask gives any new file
     modes = {(tmp_path / name).stat().st_mode for name in ("plain", "a/model.safetensors")}
     assert len(modes) == 1
+
+
+def test_a_model_that_does_not_fit_on_the_disk_is_one_line_and_leaves_nothing(
+    tmp_path: Path,
+) -> None:
+    program = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000)); "
+        "from slackwater.cli.main import main; main()"
+    )
+    command = [sys.executable, "-c", program, "model", "make", "tiny", "--models", str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("slackwater: [Errno 27] File too large: '")
+    assert len(ended.stderr.splitlines()) == 1 and not list(tmp_path.iterdir())
 
 
 def test_an_unknown_size_is_refused(tmp_path: Path) -> None:

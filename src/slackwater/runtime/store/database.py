@@ -160,6 +160,8 @@ class Store:
         except SQLAlchemyError as error:
             cause = error.orig if isinstance(error, DBAPIError) else error
             why = " ".join(str(cause).split())
+            if type(cause) is sqlite3.DatabaseError:  # what SQLite raises for a damaged file
+                why += "; put a copy of the file there, or give another --state"
             raise UnavailableError(f"database {self._shown} cannot be opened: {why}") from None
 
     @property
