@@ -113,45 +113,51 @@ class SimulatedAccount:
 
 
 @dataclass(slots=True)
+class PoolAccount:
+    """Rent and use of a pool, in node seconds; `devices` are rented now, at most `peak` at once."""
+
+    kind: NodeType
+    rented_s: float = 0.0
+    run_s: float = 0.0
+    switch_s: float = 0.0
+    devices: int = 0
+    peak: int = 0
+
+
+@dataclass(slots=True)
 class FleetAccount:
     """Rent and use of all nodes; a part of a node counts as the share of its devices."""
 
-    kinds: dict[Role, NodeType]
+    pools: dict[Role, PoolAccount]
     keep_spans: bool
     cost: float = 0.0
     switches: int = 0
     _since_s: dict[NodeId, float] = field(default_factory=dict)
-    _rented_s: dict[Role, float] = field(default_factory=lambda: dict.fromkeys(Role, 0.0))
-    _run_s: dict[Role, float] = field(default_factory=lambda: dict.fromkeys(Role, 0.0))
-    _switch_s: dict[Role, float] = field(default_factory=lambda: dict.fromkeys(Role, 0.0))
-    _devices: dict[Role, int] = field(default_factory=lambda: dict.fromkeys(Role, 0))
-    _peak: dict[Role, int] = field(default_factory=lambda: dict.fromkeys(Role, 0))
     spans: list[Span] = field(default_factory=list)
     rentals: list[Rental] = field(default_factory=list)
     steps: list[CostStep] = field(default_factory=list)
 
     def _devices_of(self, node: NodeId) -> int:
         devices = place_devices(node)
-        return self.kinds[role_of(node)].devices if devices is None else len(devices)
+        return self.pools[role_of(node)].kind.devices if devices is None else len(devices)
 
     def rent(self, nodes: tuple[NodeId, ...], now_s: float) -> None:
         """Start paying for nodes."""
         for node in nodes:
-            role = role_of(node)
+            pool = self.pools[role_of(node)]
             self._since_s[node] = now_s
-            self._devices[role] += self._devices_of(node)
-            self._peak[role] = max(self._peak[role], self._devices[role])
+            pool.devices += self._devices_of(node)
+            pool.peak = max(pool.peak, pool.devices)
         self._step(now_s)
 
     def give_back(self, nodes: tuple[NodeId, ...], now_s: float) -> None:
         """Stop paying for nodes."""
         for node in nodes:
-            role = role_of(node)
-            began_s = self._since_s.pop(node)
-            kind, devices = self.kinds[role], self._devices_of(node)
-            self._devices[role] -= devices
-            self._rented_s[role] += (now_s - began_s) * devices / kind.devices
-            self.cost += (now_s - began_s) / 3600 * (devices * kind.device_price_per_h)
+            pool, began_s = self.pools[role_of(node)], self._since_s.pop(node)
+            devices = self._devices_of(node)
+            pool.devices -= devices
+            pool.rented_s += (now_s - began_s) * devices / pool.kind.devices
+            self.cost += (now_s - began_s) / 3600 * (devices * pool.kind.device_price_per_h)
             if self.keep_spans:
                 self.rentals.append(Rental(node, began_s, now_s))
         self._step(now_s)
@@ -178,10 +184,10 @@ class FleetAccount:
         whole_until_s = ended_s if shrunk_s is None else shrunk_s
         busy_s = whole_until_s - switched_s + kept_share * (ended_s - whole_until_s) - beside_s
         for node in nodes:
-            role = role_of(node)
-            share = self._devices_of(node) / self.kinds[role].devices
-            self._switch_s[role] += (switched_s - began_s) * share
-            self._run_s[role] += busy_s * share
+            pool = self.pools[role_of(node)]
+            share = self._devices_of(node) / pool.kind.devices
+            pool.switch_s += (switched_s - began_s) * share
+            pool.run_s += busy_s * share
             if not self.keep_spans:
                 continue
             if switched_s > began_s:
@@ -192,18 +198,13 @@ class FleetAccount:
 
     def use(self, role: Role) -> PoolUse:
         """Use of a pool's node time."""
-        return PoolUse(
-            self._rented_s[role] / 3600,
-            self._run_s[role] / 3600,
-            self._switch_s[role] / 3600,
-            -(-self._peak[role] // self.kinds[role].devices),
-        )
+        pool = self.pools[role]
+        peak_nodes = -(-pool.peak // pool.kind.devices)
+        return PoolUse(pool.rented_s / 3600, pool.run_s / 3600, pool.switch_s / 3600, peak_nodes)
 
     def _step(self, now_s: float) -> None:
-        price = sum(
-            kind.price_per_h * self._devices[role] / kind.devices
-            for role, kind in self.kinds.items()
-        )
+        pools = self.pools.values()
+        price = sum(pool.kind.price_per_h * pool.devices / pool.kind.devices for pool in pools)
         if self.steps and self.steps[-1].at_s == now_s:
             self.steps.pop()
         self.steps.append(CostStep(now_s, price))

@@ -37,7 +37,7 @@ from slackwater.model.ids import JobId, NodeId
 from slackwater.model.job import JobSpec
 from slackwater.model.placement import Phase, node_of
 from slackwater.sim.cluster.job_execution import JobExecution, PhaseRun
-from slackwater.sim.cluster.ledger import FleetAccount
+from slackwater.sim.cluster.ledger import FleetAccount, PoolAccount
 from slackwater.sim.cluster.lengths import draw_shares
 from slackwater.sim.cluster.scenario import ClusterScenario
 from slackwater.sim.core.queue import EventQueue
@@ -76,7 +76,7 @@ class SimulatedCluster:
         )
         self._fleet = scenario.view()
         self.account = FleetAccount(
-            {pool.role: pool.node_type for pool in scenario.fleet}, keep_spans
+            {pool.role: PoolAccount(pool.node_type) for pool in scenario.fleet}, keep_spans
         )
         self.tail_migrations = 0
         self.refusals: list[tuple[JobId, str]] = []
