@@ -13,6 +13,7 @@ from slackwater.control.jobs.events import JobCrashed
 from slackwater.model.ids import JobId
 from slackwater.model.placement import Phase
 from slackwater.runtime.live_driver import FleetDriver, loop_time
+from slackwater.runtime.net.background import wait_until_set
 from slackwater.runtime.priority import UninterruptedSection
 from slackwater.timeline.spans import PermitSpans
 
@@ -78,7 +79,7 @@ class PermitExecutor:
         self._feed, self._clock = driver.feed, clock
         self._end_refused_job, self._save_state = end_refused_job, save_state
         self._prefetch = prefetch
-        self._waiters: dict[JobId, set[asyncio.Future[None]]] = {}
+        self._changed: dict[JobId, asyncio.Event] = {}  # what waits for a job's next change
         self.spans = spans
         self._live: dict[int, tuple[JobId, Phase]] = {}
         self._clients: set[JobId] = set()  # jobs whose own code requests permits
@@ -90,7 +91,7 @@ class PermitExecutor:
 
     def close(self) -> None:
         """Wake every waiter: the service stops."""
-        for job in list(self._waiters):
+        for job in list(self._changed):
             self._wake(job)
 
     # ---- commands ----
@@ -174,23 +175,12 @@ class PermitExecutor:
     # ---- waiters ----
     async def wait(self, job: JobId, until_s: float) -> bool:
         """Wait until the job's permits change; False if they did not by `until_s`."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiters = self._waiters.setdefault(job, set())
-        waiters.add(waiter)
-        try:
-            await asyncio.wait_for(waiter, max(until_s - loop_time(), 0.0))
-        except TimeoutError:
-            return False
-        finally:
-            waiters.discard(waiter)
-            if not waiters:
-                self._waiters.pop(job, None)
-        return True
+        changed = self._changed.setdefault(job, asyncio.Event())
+        return await wait_until_set(changed, max(until_s - loop_time(), 0.0))
 
     def _wake(self, job: JobId) -> None:
-        for waiter in self._waiters.get(job, ()):
-            if not waiter.done():
-                waiter.set_result(None)
+        if (changed := self._changed.pop(job, None)) is not None:
+            changed.set()
 
     def grant_ms(self, share: float) -> float:
         """A quantile of the grants' times; 0 before the first."""
