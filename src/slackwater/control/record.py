@@ -77,7 +77,13 @@ def replay(
     """
     agreed = 0
     for number, line in enumerate(lines, start=1):
-        entry = read_entry(line)
+        try:
+            entry = read_entry(line)
+        except (msgspec.DecodeError, KeyError, TypeError):
+            fix = "is cut off or no event, as a killed service leaves it; remove it"
+            raise ConfigError.of(
+                f"record line {number}", line.decode(errors="replace"), fix
+            ) from None
         name = entry["event"]["type"]
         if name not in event_types:
             raise ConfigError.of(

@@ -1,7 +1,9 @@
 """Just-in-time compilation of the hot loops of policies with numba, without losing their types."""
 
 import functools
+import pickle
 from collections.abc import Callable
+from pathlib import Path
 from types import FunctionType
 from typing import Any, TypeVar, cast
 
@@ -45,12 +47,22 @@ def _load() -> None:
     # No C code calls these functions, so numba need not compile an entry point for C.
     compile_lazily: Any = numba.njit(cache=True, no_cfunc_wrapper=True)  # type: ignore[call-overload]  # numba's types lack it
     made = {stub: compile_lazily(one) for stub, one in new}
+    for compiled in made.values():
+        _drop_unreadable_index(compiled._cache._cache_file)
     for _, function in new:
         names = function.__globals__
         for name, value in list(names.items()):
             if isinstance(value, FunctionType) and (value in made or value in _loaded):
                 names[name] = made.get(value) or _loaded[value]
     _loaded.update(made)  # last: a stub calls its function as soon as it is found here
+
+
+def _drop_unreadable_index(file: Any) -> None:
+    """Remove a function's cache index that names a class which an upgrade renamed or removed."""
+    try:
+        file._load_index()
+    except (AttributeError, ImportError, EOFError, pickle.UnpicklingError):
+        Path(file._index_path).unlink(missing_ok=True)
 
 
 @jit_compile

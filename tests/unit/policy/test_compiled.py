@@ -1,8 +1,12 @@
 """Compiled functions come with their first call, and no service pays for them before."""
 
+import os
+import pickle
 import subprocess
 import sys
+from pathlib import Path
 
+import numba
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,6 +33,23 @@ assert into.tolist() == [1.0, 1.0, 1.0]
 
 def test_a_plane_imports_neither_numba_nor_alembic_and_the_first_call_compiles() -> None:
     subprocess.run([sys.executable, "-c", _BEFORE_AND_AFTER], check=True, timeout=120)
+
+
+_COMPILE = """
+import numpy as np
+from slackwater.policy.compiled import copy_row
+copy_row(np.zeros(3), np.ones(3), 2)
+"""
+
+
+def test_a_cache_that_names_a_class_of_an_earlier_version_is_made_again(tmp_path: Path) -> None:
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", _COMPILE]
+    subprocess.run(command, check=True, timeout=120, env=environment)
+    (index,) = tmp_path.rglob("*copy_row*.nbi")
+    index.write_bytes(pickle.dumps(numba.__version__) + b"cslackwater.policy.compiled\nGone\n.")
+    subprocess.run(command, check=True, timeout=120, env=environment)
+    assert b"Gone" not in index.read_bytes()
 
 
 @given(st.lists(st.sampled_from([0.0, -0.0, 1.5, 2.0, -3.0, np.inf, -np.inf]), max_size=40))
