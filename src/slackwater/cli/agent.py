@@ -76,7 +76,9 @@ def agent(
         "~/.cache/slackwater/node"
     ),
 ) -> int:
-    """Run this machine's node agent until Ctrl-C; it reconnects if the service restarts."""
+    """Run this machine's node agent until Ctrl-C or `slackwater down`; it reconnects if the
+    service dies and comes back.
+    """
     token = read_token(_read_join_token(join, join_file))
     folder = directory.expanduser().resolve()
     name = token["node"]

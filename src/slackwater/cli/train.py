@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from slackwater.cli.preflight import check_folder
 from slackwater.cli.running_service import DryRun, Key, Sets, Url
 from slackwater.cli.up_options import DEFAULT_STATE
 from slackwater.model.errors import DISK_FAULTS, ConfigError, SlackwaterError, UnavailableError
@@ -90,6 +91,7 @@ def train(
         print(json.dumps(plain(settings), indent=2))
         return
     folder = run or Path("runs") / Path(recipe).stem
+    check_folder("--run", folder)
     if fresh:
         import shutil
 
