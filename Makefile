@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 # Every process that a test starts would compile what it imports again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: check clients compatibility sdk-range recipes data-recipe run run-one slacks test test-gpu test-vllm test-ray test-slurm test-kubernetes test-browser wheel-check lint bench clean setup fresh-kernels eval-check
+.PHONY: check clients compatibility sdk-range recipes data-recipe run run-one slacks test test-gpu test-vllm test-ray test-slurm test-kubernetes test-browser wheel-check lint bench clean setup eval-check
 
 run: $(STAMP)  # two jobs share one small fleet while an engine comes and goes: some minutes
 	$(BIN)/slackwater demo examples/two_jobs --run runs/two-jobs --models runs/models
@@ -107,7 +107,3 @@ $(STAMP): pyproject.toml constraints.txt
 
 clean:
 	rm -rf $(VENV) build dist runs
-
-# Compiled policy cores kept on disk; remove them after changing one that others call.
-fresh-kernels:
-	find src -name "*.nbi" -delete -o -name "*.nbc" -delete

@@ -1,9 +1,10 @@
 """Just-in-time compilation of the hot loops of policies with numba, without losing their types."""
 
 import functools
-import pickle
-from collections.abc import Callable
-from pathlib import Path
+import hashlib
+import importlib.resources
+from collections.abc import Callable, Iterator
+from importlib.resources.abc import Traversable
 from types import FunctionType
 from typing import Any, TypeVar, cast
 
@@ -22,9 +23,6 @@ def jit_compile(function: F) -> F:
     """Compile a function over numbers and NumPy arrays at its first call, and cache the machine
     code on disk. The decorated name is a stub until then, so that numba is not imported before it
     is needed: its import takes a quarter of a service's start.
-
-    Hazard: numba compares its cache with the function's own file only. After a change to a compiled
-    function with callers in other files, delete the cache (`make fresh-kernels`).
     """
 
     @functools.wraps(function)
@@ -47,8 +45,11 @@ def _load() -> None:
     # No C code calls these functions, so numba need not compile an entry point for C.
     compile_lazily: Any = numba.njit(cache=True, no_cfunc_wrapper=True)  # type: ignore[call-overload]  # numba's types lack it
     made = {stub: compile_lazily(one) for stub, one in new}
-    for compiled in made.values():
-        _drop_unreadable_index(compiled._cache._cache_file)
+    # Numba compares a function's cache with its own file, not with those of the functions and types
+    # that it uses, and cannot even read a cache that names a type which is gone.
+    version = f"{numba.__version__} {_hash_sources()}"
+    for function in made.values():
+        function._cache._cache_file._version = version
     for _, function in new:
         names = function.__globals__
         for name, value in list(names.items()):
@@ -57,12 +58,21 @@ def _load() -> None:
     _loaded.update(made)  # last: a stub calls its function as soon as it is found here
 
 
-def _drop_unreadable_index(file: Any) -> None:
-    """Remove a function's cache index that names a class which an upgrade renamed or removed."""
-    try:
-        file._load_index()
-    except (AttributeError, ImportError, EOFError, pickle.UnpicklingError):
-        Path(file._index_path).unlink(missing_ok=True)
+def _hash_sources() -> str:
+    """A hash of all files with compiled functions."""
+    digest = hashlib.sha256()
+    for source in _read_sources(importlib.resources.files("slackwater.policy")):
+        if jit_compile.__name__.encode() in source:
+            digest.update(source)
+    return digest.hexdigest()
+
+
+def _read_sources(folder: Traversable) -> Iterator[bytes]:
+    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        if entry.is_dir():
+            yield from _read_sources(entry)
+        elif entry.name.endswith(".py"):
+            yield entry.read_bytes()
 
 
 @jit_compile

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slackwater.policy import compiled
 from slackwater.policy.compiled import stable_order
 
 _BEFORE_AND_AFTER = """
@@ -50,6 +52,24 @@ def test_a_cache_that_names_a_class_of_an_earlier_version_is_made_again(tmp_path
     index.write_bytes(pickle.dumps(numba.__version__) + b"cslackwater.policy.compiled\nGone\n.")
     subprocess.run(command, check=True, timeout=120, env=environment)
     assert b"Gone" not in index.read_bytes()
+
+
+def test_a_change_to_any_compiled_file_makes_every_cache_stale(tmp_path: Path) -> None:
+    """The change may be in a function that the cached one calls."""
+    sources = Path(compiled.__file__).parents[1]
+    copy = tmp_path / "slackwater"
+    shutil.copytree(sources, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), "NUMBA_CACHE_DIR": str(tmp_path / "c")}
+    command = [sys.executable, "-c", _COMPILE]
+    subprocess.run(command, check=True, timeout=120, env=environment)
+    (index,) = tmp_path.rglob("*copy_row*.nbi")
+    before = index.read_bytes()
+    subprocess.run(command, check=True, timeout=120, env=environment)
+    assert index.read_bytes() == before
+    with (copy / "policy" / "placement" / "ring.py").open("a") as file:
+        file.write("# changed\n")
+    subprocess.run(command, check=True, timeout=120, env=environment)
+    assert index.read_bytes() != before
 
 
 @given(st.lists(st.sampled_from([0.0, -0.0, 1.5, 2.0, -3.0, np.inf, -np.inf]), max_size=40))
