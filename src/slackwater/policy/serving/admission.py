@@ -112,7 +112,7 @@ class Foresight:
     - The prompt chunk is as large as fits these limits.
     """
 
-    pace: float = 0.33
+    pace: float = 0.25
     least_share: float = 0.04
     most_share: float = 0.04
     slow_share: float = 0.1
