@@ -13,7 +13,7 @@ from slackwater.control.rollout.turn_queue import TurnQueue, need_key
 from slackwater.model.ids import TenantId
 from slackwater.model.turn import AttemptId, FinishReason
 from slackwater.policy.rollout.instance_load import InstanceLoad
-from slackwater.policy.rollout.routing import WAIT, Destination
+from slackwater.policy.rollout.routing import WAIT, Destination, TurnNeed
 
 
 class Dispatcher:
@@ -136,7 +136,7 @@ class Dispatcher:
         destination = WAIT
         if self._instances.gates.takes(turn):
             loads = self._view_of_owner(turn, self._candidates(turn))
-            destination = self._settings.routing.place(self.homes.need(turn), loads)
+            destination = self._settings.routing.place(self._need(turn), loads)
         if destination.instance is not None:
             self._send(turn, self._instances.records[destination.instance])
         else:
@@ -180,7 +180,10 @@ class Dispatcher:
         if not self._can_run(turn, record):
             return False
         (load,) = self._view_of_owner(turn, [record.load])
-        return self._settings.routing.can_take(self.homes.need(turn), load)
+        return self._settings.routing.can_take(self._need(turn), load)
+
+    def _need(self, turn: LiveTurn) -> TurnNeed:
+        return self.homes.need(turn, self._state.now_s)
 
     def _view_of_owner(self, turn: LiveTurn, loads: list[InstanceLoad]) -> list[InstanceLoad]:
         """Loads as the turn's owner may use them: it leaves a share of each instance to others."""
@@ -203,6 +206,21 @@ class Dispatcher:
         """Stop the turn where it runs and continue it on `target`."""
         self.recall(turn)
         self._send(turn, target)
+
+    def exchange(self, long: LiveTurn, short: LiveTurn) -> None:
+        """Give a waiting or running turn the place of a running one, which then waits as a new one
+        does.
+        """
+        assert short.instance is not None
+        record = self._instances.records[short.instance]
+        self.recall(short)
+        short.waiting_since_s = self._state.now_s
+        self.queue.add(short, first=True)
+        if long.instance is None:
+            self.queue.remove(long)
+        else:
+            self.recall(long)
+        self._send(long, record)
 
     def movable(self, turn: LiveTurn, target: InstanceRecord) -> bool:
         """Whether `target` could continue the turn."""

@@ -6,13 +6,15 @@ pause counts as ended.
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from slackwater.control.rollout.instances import CacheHome, InstanceRecord, Instances
 from slackwater.control.rollout.live_turn import LiveTurn
 from slackwater.model.ids import InstanceId, JobId, TrajectoryId
+from slackwater.policy.rollout.long_tail import TimeLeft
 from slackwater.policy.rollout.routing import TurnNeed
 from slackwater.policy.rollout.start_order import StartOrder, make_prompt_key
+from slackwater.policy.rollout.step_time import StepTime
 from slackwater.policy.rollout.working_set import ContextGrowth, empty_working_set
 
 _JOBS = 256
@@ -35,11 +37,13 @@ class CacheHomes:
         self._growth: OrderedDict[JobId, ContextGrowth] = OrderedDict()
         self._due: list[tuple[float, TrajectoryId]] = []
         self._starts = StartOrder()
+        self._step_time: StepTime | None = None
+        self._longest_left_s: dict[JobId, float] = {}
 
     def __len__(self) -> int:
         return len(self._homes)
 
-    def need(self, turn: LiveTurn) -> TurnNeed:
+    def need(self, turn: LiveTurn, now_s: float) -> TurnNeed:
         """The turn as routing policies see it."""
         spec = turn.spec
         home = self._homes.get(spec.trajectory)
@@ -54,7 +58,33 @@ class CacheHomes:
             resident,
             growth,
             turn.sequence,
+            self._forecast_time_left(turn, now_s),
         )
+
+    def forecast(self, turns: Iterable[LiveTurn], step_time: StepTime | None, now_s: float) -> None:
+        """Forecast the end of each job's longest trajectory among those of `turns`."""
+        self._step_time = step_time
+        self._longest_left_s.clear()
+        longest_s = self._longest_left_s
+        for turn in turns:
+            left_s = self.predict_left_s(turn, now_s)
+            if left_s is not None and left_s > longest_s.get(turn.spec.job, 0.0):
+                longest_s[turn.spec.job] = left_s
+
+    def _forecast_time_left(self, turn: LiveTurn, now_s: float) -> TimeLeft | None:
+        longest_s = self._longest_left_s.get(turn.spec.job)
+        if longest_s is None or self._step_time is None:
+            return None
+        left_s = self.predict_left_s(turn, now_s)
+        return None if left_s is None else TimeLeft(left_s, longest_s, self._step_time)
+
+    def predict_left_s(self, turn: LiveTurn, now_s: float) -> float | None:
+        """How much longer the turn's trajectory will take; None if that is unknown."""
+        home = self._homes.get(turn.spec.trajectory)
+        if home is None:
+            return None
+        age_s = 0.0 if home.record is None else now_s - home.began_s
+        return self._starts.predict_left_s(home.prompt, age_s)
 
     def _instance_of(self, home: CacheHome | None) -> InstanceId | None:
         """The live instance that served the trajectory's last turn."""

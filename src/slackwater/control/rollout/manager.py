@@ -18,6 +18,7 @@ from slackwater.control.rollout.commands import AppendTokens, RolloutCommand, St
 from slackwater.control.rollout.dispatcher import Dispatcher
 from slackwater.control.rollout.integrity import check_state
 from slackwater.control.rollout.live_turn import LiveTurn
+from slackwater.control.rollout.long_tail import LongTail
 from slackwater.control.rollout.manager_state import ManagerState
 from slackwater.control.rollout.membership import Membership
 from slackwater.control.rollout.rebalancer import Rebalancer
@@ -40,6 +41,7 @@ class RolloutManager:
         self._membership = Membership(self.state, self.dispatcher)
         self._ownership = Ownership(self.state, self.dispatcher, self._membership)
         self._rebalancer = Rebalancer(self.state, self.dispatcher)
+        self._long_tail = LongTail(self.state, self.dispatcher)
         self._seeding = Seeding(self.state, self._membership)
         self._watching = False
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -141,6 +143,7 @@ class RolloutManager:
             self._membership.watch()
             self._seeding.watch()
             self._rebalancer.watch()
+            self._long_tail.watch()
         elif event.name.startswith(SEEDING):
             self._seeding.consider(JobId(event.name.removeprefix(SEEDING)))
 

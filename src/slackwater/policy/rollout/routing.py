@@ -8,6 +8,7 @@ from typing import Protocol
 
 from slackwater.model.ids import InstanceId, TrajectoryId, TurnId
 from slackwater.policy.rollout.instance_load import InstanceLoad
+from slackwater.policy.rollout.long_tail import TimeLeft
 from slackwater.policy.rollout.working_set import ContextGrowth, Tokens, empty_working_set
 
 
@@ -15,7 +16,7 @@ from slackwater.policy.rollout.working_set import ContextGrowth, Tokens, empty_w
 class TurnNeed:
     """A turn to place. `affine` is the instance that served the trajectory's last turn; `resident`
     says whether the trajectory is in the working set there. `growth` predicts how contexts of the
-    job grow. `sequence` counts submissions.
+    job grow. `sequence` counts submissions. `time_left` is forecast where instances are lent.
     """
 
     turn: TurnId
@@ -25,6 +26,7 @@ class TurnNeed:
     resident: bool = False
     growth: ContextGrowth | None = None
     sequence: int = 0
+    time_left: TimeLeft | None = None
     _expected: Tokens | None = field(default=None, init=False, compare=False)
 
     @property

@@ -38,6 +38,11 @@ class StartOrder:
         if len(self._lasted_s) > _KEPT_PROMPTS:
             self._lasted_s.popitem(last=False)
 
+    def predict_left_s(self, prompt: PromptKey, age_s: float) -> float | None:
+        """How much longer a trajectory of the prompt will take; None if that is unknown."""
+        lasted_s = self._lasted_s.get(prompt, 0.0)
+        return lasted_s - age_s if lasted_s > age_s else None
+
     def order(self, waiting: Sequence[tuple[PromptKey, float]]) -> list[int]:
         """The indices of waiting trajectories, in starting order. Each is given by its prompt and
         the time since which it waits.

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 
 from slackwater.policy.rollout.instance_load import InstanceLoad
@@ -17,7 +18,7 @@ class KeepWarm:
     evict each other from the caches. Here a trajectory in a working set waits for its home. Any
     other starts only where the working set with its expected growth still fits. A trajectory leaves
     a home that is `slow_home` times slower than another instance, because decoding there would cost
-    more than a new prefill.
+    more than a new prefill, unless it ends in time there (`long_tail`).
     """
 
     slow_home: float = 1.5
@@ -25,6 +26,11 @@ class KeepWarm:
 
     def place(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Destination:
         home = find_affine(need, eligible)
+        if need.time_left is not None:
+            can_take = partial(self.can_take, need)
+            spare = need.time_left.find_spare(need.context_tokens, home, eligible, can_take)
+            if spare is not None:
+                return Destination(spare.instance)
         if home is None:
             return self._least_loaded(need, eligible)
         if home.slowness > self.slow_home * min(load.slowness for load in eligible):
