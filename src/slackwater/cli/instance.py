@@ -8,7 +8,6 @@ import typer
 
 from slackwater.cli.running_service import AsJson, State, ask_service
 from slackwater.cli.up_options import DEFAULT_STATE
-from slackwater.model.errors import ConfigError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Engines of a running service.")
 
@@ -120,7 +119,7 @@ def verify(
     as_json: AsJson = False,
 ) -> int:
     """Check that a new controller decides the same from a record."""
-    from slackwater.cli.sim import print_replay
+    from slackwater.cli.sim import print_replay, replay_file
     from slackwater.cli.up import settings_table
     from slackwater.control.fleet.messages import EVENT_TYPES
     from slackwater.control.record import replay as replay_record
@@ -128,12 +127,11 @@ def verify(
     from slackwater.runtime.fleet_controller import new_fleet_controller
     from slackwater.runtime.settings import ServiceSettings
 
-    if not record.is_file():
-        raise ConfigError.of("RECORD", str(record), "is not a file")
     table = {"state": ".", "models": {}} | settings_table(config, {}, [])
     controller = new_fleet_controller(decode(ServiceSettings, table))
-    with record.open("rb") as lines:
-        agreed, divergence = replay_record(controller, lines, EVENT_TYPES)
+    agreed, divergence = replay_file(
+        record, lambda lines: replay_record(controller, lines, EVENT_TYPES)
+    )
     if as_json:
         line = None if divergence is None else divergence.line
         print(json.dumps({"events_agreed": agreed, "first_divergence": line}))

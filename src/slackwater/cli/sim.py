@@ -148,7 +148,9 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """Replay a record and check that every decision is the same."""
-    agreed, divergence = _replay(record)
+    from slackwater.sim.cluster.simulate import replay_run
+
+    agreed, divergence = replay_file(record, replay_run)
     if as_json:
         print(json.dumps({"events_agreed": agreed, "divergence": plain(divergence)}))
     else:
@@ -243,11 +245,13 @@ def _run_jointly(scenario: "ClusterScenario", as_json: bool, trace: Path | None)
         print(f"{name:>16}  {value:,.1f}" if isinstance(value, float) else f"{name:>16}  {value}")
 
 
-def _replay(record: Path) -> "tuple[int, Divergence | None]":
+def replay_file(
+    record: Path, replay: Callable[[Iterator[bytes]], "tuple[int, Divergence | None]"]
+) -> "tuple[int, Divergence | None]":
+    """Replay a record; an error names the line that is none, such as one that a kill cut off."""
     import msgspec
 
     from slackwater.model.errors import ConfigError
-    from slackwater.sim.cluster.simulate import replay_run
 
     number = 0
 
@@ -259,13 +263,13 @@ def _replay(record: Path) -> "tuple[int, Divergence | None]":
 
     try:
         with record.open("rb") as lines:
-            return replay_run(count_lines(lines))
+            return replay(count_lines(lines))
     except OSError as error:
         raise ConfigError.of("RECORD", str(record), f"cannot be read: {error.strerror}") from None
     except (msgspec.MsgspecError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"{record.name} line {number}: is not a line of a record ({error}); use a file "
-            "that `sim run --record` wrote"
+            f"{record.name} line {number}: is not a line of a record ({error}); remove it if the "
+            "recorded run was killed, or use a file that --record wrote"
         ) from None
 
 

@@ -77,13 +77,7 @@ def replay(
     """
     agreed = 0
     for number, line in enumerate(lines, start=1):
-        try:
-            entry = read_entry(line)
-        except (msgspec.DecodeError, KeyError, TypeError):
-            fix = "is cut off or no event, as a killed service leaves it; remove it"
-            raise ConfigError.of(
-                f"record line {number}", line.decode(errors="replace"), fix
-            ) from None
+        entry = read_entry(line)
         name = entry["event"]["type"]
         if name not in event_types:
             raise ConfigError.of(

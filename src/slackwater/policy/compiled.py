@@ -49,7 +49,8 @@ def _load() -> None:
     # that it uses, and cannot even read a cache that names a type which is gone.
     version = f"{numba.__version__} {_hash_sources()}"
     for function in made.values():
-        function._cache._cache_file._version = version
+        if hasattr(function, "_cache"):  # it is compiled: NUMBA_DISABLE_JIT is not set
+            function._cache._cache_file._version = version
     for _, function in new:
         names = function.__globals__
         for name, value in list(names.items()):

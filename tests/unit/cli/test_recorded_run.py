@@ -13,6 +13,7 @@ from slackwater.control.jobs.events import JobSubmitted
 from slackwater.control.lending.events import ServingNodeJoined, ServingNodeReported
 from slackwater.control.record import record_line
 from slackwater.model.config import decode, plain
+from slackwater.model.errors import ConfigError
 from slackwater.model.ids import JobId, NodeId, ServiceName, TenantId
 from slackwater.model.job import JobProfile, JobTerms
 from slackwater.model.toml_text import toml_text
@@ -59,3 +60,19 @@ def test_a_record_agrees_under_the_configuration_of_its_service(recorded: Path) 
 
 def test_it_does_not_under_another(recorded: Path) -> None:
     assert verified(recorded)["first_divergence"] == 1
+
+
+@pytest.mark.parametrize("last", [b'{"event": {"ty', b"[]\n", b"{}\n", b"\xff\n"])
+def test_a_record_that_is_cut_off_is_refused_by_its_line(recorded: Path, last: bytes) -> None:
+    record = recorded / "record.fleet.jsonl"
+    record.write_bytes(record.read_bytes() + last)
+    command = ["verify", str(record), "--config", str(recorded / "config.toml")]
+    error = CliRunner().invoke(instance.app, command).exception
+    assert isinstance(error, ConfigError)
+    assert str(error).startswith("record.fleet.jsonl line 4: is not a line of a record")
+
+
+def test_a_record_that_cannot_be_read_is_refused_by_its_name(tmp_path: Path) -> None:
+    error = CliRunner().invoke(instance.app, ["verify", str(tmp_path)]).exception
+    assert isinstance(error, ConfigError)
+    assert "cannot be read: Is a directory" in str(error)

@@ -60,12 +60,6 @@ def test_a_controller_that_decides_otherwise_is_found_at_its_first_other_command
     assert divergence.replayed[0]["body"]["value"] == 4
 
 
-@pytest.mark.parametrize("last", [recorded(EVENTS)[0][:20], b"[]\n", b"{}\n", b"\xff\n"])
-def test_a_record_that_is_cut_off_is_refused_by_its_line(last: bytes) -> None:
-    with pytest.raises(ConfigError, match=r"record line 4: .* is cut off or no event"):
-        replay(Adder(), [*recorded(EVENTS), last], {"Added": Added})
-
-
 def test_an_event_of_another_controller_is_refused_by_its_line() -> None:
     with pytest.raises(ConfigError, match="record line 1: 'Added' is not an event"):
         replay(Adder(), recorded(EVENTS), {})
