@@ -6,7 +6,7 @@ pause counts as ended.
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 from slackwater.control.rollout.instances import CacheHome, InstanceRecord, Instances
 from slackwater.control.rollout.live_turn import LiveTurn
@@ -38,7 +38,7 @@ class CacheHomes:
         self._due: list[tuple[float, TrajectoryId]] = []
         self._starts = StartOrder()
         self._step_time: StepTime | None = None
-        self._longest_left_s: dict[JobId, float] = {}
+        self._longest_left_s: Mapping[JobId, float] = {}
 
     def __len__(self) -> int:
         return len(self._homes)
@@ -61,15 +61,9 @@ class CacheHomes:
             self._forecast_time_left(turn, now_s),
         )
 
-    def forecast(self, turns: Iterable[LiveTurn], step_time: StepTime | None, now_s: float) -> None:
-        """Forecast the end of each job's longest trajectory among those of `turns`."""
-        self._step_time = step_time
-        self._longest_left_s.clear()
-        longest_s = self._longest_left_s
-        for turn in turns:
-            left_s = self.predict_left_s(turn, now_s)
-            if left_s is not None and left_s > longest_s.get(turn.spec.job, 0.0):
-                longest_s[turn.spec.job] = left_s
+    def forecast(self, longest_left_s: Mapping[JobId, float], step_time: StepTime | None) -> None:
+        """Take a forecast of how long each job's longest trajectory still needs."""
+        self._longest_left_s, self._step_time = longest_left_s, step_time
 
     def _forecast_time_left(self, turn: LiveTurn, now_s: float) -> TimeLeft | None:
         longest_s = self._longest_left_s.get(turn.spec.job)
