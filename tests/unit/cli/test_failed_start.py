@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -85,7 +86,7 @@ def test_a_start_that_is_interrupted_leaves_no_file(
 ) -> None:
     state = tmp_path / "state"
     with start_up(state) as service:
-        wait_for_file(state / reached)
+        wait_until((state / reached).exists)
         service.send_signal(number)
         _, said = service.communicate(timeout=120)
     assert service.returncode == 128 + number
@@ -99,7 +100,7 @@ def test_an_interrupted_start_in_the_background_leaves_no_process(
 ) -> None:
     state = tmp_path / "state"
     with start_up(state, "--background") as starter:
-        wait_for_file(state / "lock")
+        wait_until((state / "lock").exists)
         starter.send_signal(number)
         starter.communicate(timeout=120)
     assert starter.returncode == 128 + number
@@ -110,9 +111,7 @@ def test_down_stops_a_service_that_is_starting(tmp_path: Path) -> None:
     state = tmp_path / "state"
     runner = CliRunner()
     with start_up(state) as service:
-        wait_for_file(state / "lock")
-        while not (state / "lock").read_text():
-            assert service.poll() is None
+        wait_until(lambda: (state / "lock").exists() and bool((state / "lock").read_text()))
         asked = runner.invoke(status_command.app, ["--state", str(state)])
         ended = runner.invoke(down_command.app, ["--state", str(state)])
         service.communicate(timeout=120)
@@ -123,13 +122,22 @@ def test_down_stops_a_service_that_is_starting(tmp_path: Path) -> None:
 def start_up(state: Path, *options: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "slackwater", "up", "--state", str(state), "--port", "0"]
     return subprocess.Popen(
-        [*command, *BARE, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, *BARE, *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=heed_interrupts,
     )
 
 
-def wait_for_file(path: Path) -> None:
+def heed_interrupts() -> None:
+    """Tests in the background of a shell ignore Ctrl-C, and so would what they start."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def wait_until(ready: Callable[[], bool]) -> None:
     deadline_s = time.monotonic() + 120
-    while not path.exists():
+    while not ready():
         assert time.monotonic() < deadline_s
         time.sleep(0.005)
 
