@@ -64,6 +64,7 @@ async def _serve(
         await fronts.stop()
         if not stopping.done():
             raise
+        plane.fleet.stop_restarts()
         await plane.hub.close()
         await plane.fleet.close()  # its agents would outlive this process
         print("stopped", file=sys.stderr)

@@ -402,6 +402,7 @@ class ControlPlane:
         self.actions.close()
         self._action_executor.close()
         self.housekeeping.stop()
+        self.fleet.stop_restarts()
         await self.hub.close()
         await self.instances.close()
         await self.rentals.close()

@@ -96,6 +96,9 @@ class AgentLauncher:
         """How often in a row the node's agent has ended; None if another starts and watches it."""
         return None
 
+    def stop_restarts(self) -> None:
+        """From now on no agent that ends is started again."""
+
     async def close(self) -> None:
         """End the agents that it started, and clean up."""
 
@@ -162,9 +165,12 @@ class LocalAgents(AgentLauncher):
     def deaths(self, node: NodeId) -> int | None:
         return self._deaths.get(node, 0)  # it starts the agents of all listed nodes
 
-    async def close(self, grace_s: float = 10.0) -> None:
+    def stop_restarts(self) -> None:
         for task in self._tasks:
             task.cancel()
+
+    async def close(self, grace_s: float = 10.0) -> None:
+        self.stop_restarts()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         leaving = [p for p in self._processes.values() if p.returncode is None]
         with contextlib.suppress(TimeoutError):  # the hub has told them to stop

@@ -282,6 +282,10 @@ class LaunchedFleet:
             ]
         }
 
+    def stop_restarts(self) -> None:
+        """From now on no agent that ends is started again: the hub will tell them to stop."""
+        self._launcher.stop_restarts()
+
     async def close(self) -> None:
         """Close after the hub has told all workers to stop."""
         await self.supervisor.close()
