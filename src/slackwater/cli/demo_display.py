@@ -51,8 +51,9 @@ class DemoDisplay:
         for row in rows:
             name = row["name"]
             if name not in self._tasks:
-                fields = {"reward": "", "stage": ""}
-                self._tasks[name] = self._bars.add_task(name, total=row["iterations"], **fields)  # type: ignore[arg-type]  # rich's fields are any
+                self._tasks[name] = self._bars.add_task(
+                    name, total=row["iterations"], reward="", stage=""
+                )
             self._bars.update(
                 self._tasks[name],
                 completed=row.get("iteration") or 0,

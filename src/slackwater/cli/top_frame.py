@@ -1,7 +1,7 @@
 """One frame of `slackwater top`, fitted to the terminal's size."""
 
 import time
-from typing import Any
+from typing import Any, Literal
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -62,8 +62,8 @@ def bar(share: float, width: int) -> str:
 def _table(*columns: str, right: tuple[str, ...] = ()) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for name in columns:
-        side = "right" if name in right else "left"
-        table.add_column(name, justify=side, no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type]  # a literal of rich's
+        side: Literal["left", "right"] = "right" if name in right else "left"
+        table.add_column(name, justify=side, no_wrap=True, overflow="ellipsis")
     return table
 
 

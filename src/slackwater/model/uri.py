@@ -14,7 +14,7 @@ from slackwater.model.errors import ConfigError
 
 SCHEME = "slackwater:"
 Kind = Literal["models", "weights", "snapshots", "checkpoints"]
-KINDS: tuple[str, ...] = get_args(Kind)
+KINDS: tuple[Kind, ...] = get_args(Kind)
 VERSION_SUFFIX = ".safetensors"
 _PART_FILE = re.compile(r"%23\d+of\d+(?=\.safetensors$)")
 _MAX_VERSION_BYTES = 255 - len(".") - len(VERSION_SUFFIX) - len(".partial") - 33
@@ -38,10 +38,11 @@ class Uri:
     @classmethod
     def parse(cls, text: str) -> "Uri":
         kind, slash, name = text.removeprefix(SCHEME).partition("/")
-        if not text.startswith(SCHEME) or not slash or kind not in KINDS:
+        known = next((each for each in KINDS if each == kind), None)
+        if not text.startswith(SCHEME) or not slash or known is None:
             kinds = ", ".join(KINDS)
             raise ConfigError.of("uri", text, f"must be slackwater:KIND/NAME, KIND one of {kinds}")
-        return cls(kind, name)  # type: ignore[arg-type]  # it is one of KINDS
+        return cls(known, name)
 
 
 def version_file(version: str) -> str:

@@ -13,7 +13,7 @@ import inspect
 import os
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from slackwater.model.errors import ConfigError, SlackwaterError
 from slackwater.phases.job import PHASES, HeldPhase, Job, current_job, inside
@@ -55,7 +55,7 @@ class phase:  # noqa: N801  (it is used as a decorator)
             wrapped = self._generator(function)
         else:
             wrapped = self._plain(function)
-        return functools.wraps(function)(wrapped)  # type: ignore[return-value]  # called as `function` is
+        return cast(F, functools.wraps(function)(wrapped))  # it is called as `function` is
 
     def __enter__(self) -> Job:
         job = current_job()
@@ -207,7 +207,7 @@ def runtime_hook(function: F) -> F:
             current_job().report(*counts)
         return found
 
-    return call  # type: ignore[return-value]  # called as `function` is
+    return cast(F, call)  # it is called as `function` is
 
 
 def _counts(function: Callable[..., Any], found: object) -> tuple[int, int, int] | None:
